@@ -1,0 +1,209 @@
+"""Durable files: the old one or the new one, whole, and nobody else's."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from troupe_tasks import durable
+from troupe_tasks.errors import DiskFull, FolderUnusable, StateUnreadable, TroupeError
+
+OLD, NEW = b"old" * 1000, b"new" * 1000
+FAILING = ("open", "write", "fsync", "fchmod", "replace")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """Give a folder with nothing in it."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
+@contextmanager
+def umask(bits: int) -> Iterator[None]:
+    before = os.umask(bits)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+class Failing:
+    """Lets N-1 calls of a system function through and fails the Nth."""
+
+    def __init__(self, real: Callable[..., Any], nth: int, code: int) -> None:
+        self.real, self.left, self.code, self.hit = real, nth, code, False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            self.hit = True
+            raise OSError(self.code, os.strerror(self.code))
+        return self.real(*args, **kwargs)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize("function", FAILING)
+def test_the_nth_failing_call_leaves_a_whole_file(
+    here: Path, monkeypatch: pytest.MonkeyPatch, function: str, code: int
+) -> None:
+    expected = DiskFull if code in (errno.ENOSPC, errno.EDQUOT) else FolderUnusable
+    for nth in range(1, 20):
+        path = here / "file"
+        durable.write(path, OLD)
+        failing = Failing(getattr(os, function), nth, code)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, function, failing)
+            try:
+                durable.write(path, NEW)
+            except TroupeError as error:
+                assert type(error) is expected  # noqa: PT017 - the loop ends where nothing is raised any more
+        assert path.read_bytes() in (OLD, NEW)
+        assert [entry.name for entry in here.iterdir()] == ["file"]
+        if not failing.hit:
+            assert nth > 1
+            assert path.read_bytes() == NEW
+            return
+    pytest.fail("the calls never ended")
+
+
+def test_short_writes_are_finished(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda handle, data: real(handle, data[:7]))
+        durable.write(here / "file", NEW)
+    assert (here / "file").read_bytes() == NEW
+
+
+@pytest.mark.parametrize("bits", [0, 0o022, 0o777])
+def test_modes_do_not_depend_on_the_umask(here: Path, bits: int) -> None:
+    with umask(bits):
+        folder = durable.make_private_dir(here / "a" / "b")
+        durable.write(folder / "file", NEW)
+        durable.write(folder / "program", NEW, mode=0o500)
+    assert [mode(here / "a"), mode(folder)] == [0o700, 0o700]
+    assert mode(folder / "file") == 0o600
+    assert mode(folder / "program") == 0o500
+
+
+def test_a_file_is_private_before_it_has_content(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    real = os.write
+
+    def watching(handle: int, data: bytes) -> int:
+        seen.append(stat.S_IMODE(os.fstat(handle).st_mode))
+        return real(handle, data)
+
+    with umask(0), monkeypatch.context() as patch:
+        patch.setattr(os, "write", watching)
+        durable.write(here / "file", NEW)
+    assert seen == [0o600]
+
+
+def test_a_folder_that_others_can_enter_is_closed(here: Path) -> None:
+    (here / "open").mkdir()
+    (here / "open").chmod(0o755)
+    durable.make_private_dir(here / "open")
+    assert mode(here / "open") == 0o700
+
+
+def test_links_and_files_are_no_folders(here: Path) -> None:
+    (here / "real").mkdir()
+    (here / "link").symlink_to(here / "real")
+    (here / "dangling").symlink_to(here / "nothing")
+    (here / "file").write_bytes(OLD)
+    for name in ("link", "dangling", "file"):
+        with pytest.raises(FolderUnusable):
+            durable.make_private_dir(here / name)
+    with pytest.raises(FolderUnusable):
+        durable.make_private_dir(here / "dangling" / "below")
+    assert not (here / "nothing").exists()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_what_belongs_to_another_user_is_refused(here: Path) -> None:
+    folder, file = here / "folder", here / "file"
+    folder.mkdir()
+    file.write_bytes(OLD)
+    os.chown(folder, 65534, 65534)
+    os.chown(file, 65534, 65534)
+    with pytest.raises(FolderUnusable, match="another user"):
+        durable.make_private_dir(folder)
+    with pytest.raises(StateUnreadable, match="not a plain file of yours"):
+        durable.read_private(file)
+
+
+def test_only_plain_files_within_the_cap_are_read(here: Path) -> None:
+    file = here / "file"
+    durable.write(file, OLD)
+    (here / "link").symlink_to(file)
+    (here / "folder").mkdir()
+    os.mkfifo(here / "fifo")
+    assert durable.read_private(file, len(OLD)) == OLD
+    with pytest.raises(StateUnreadable, match="larger than"):
+        durable.read_private(file, len(OLD) - 1)
+    for name in ("link", "folder", "fifo"):
+        with pytest.raises(StateUnreadable):
+            durable.read_private(here / name)
+    with pytest.raises(FileNotFoundError):
+        durable.read_private(here / "none")
+
+
+def test_a_temporary_file_of_a_cut_write_is_no_obstacle(here: Path) -> None:
+    (here / f".file.{os.getpid()}.new").symlink_to(here / "victim")
+    durable.write(here / "file", NEW)
+    assert not (here / "victim").exists()
+    assert [entry.name for entry in here.iterdir()] == ["file"]
+
+
+def test_a_link_is_replaced_and_never_written_through(here: Path) -> None:
+    (here / "target").write_bytes(OLD)
+    (here / "link").symlink_to(here / "target")
+    durable.write(here / "link", NEW)
+    assert (here / "target").read_bytes() == OLD
+    assert not (here / "link").is_symlink()
+
+
+def test_removal_follows_no_link(here: Path) -> None:
+    outside = here / "outside"
+    outside.mkdir()
+    (outside / "kept").write_bytes(OLD)
+    tree = here / "tree"
+    (tree / "deep").mkdir(parents=True)
+    (tree / "deep" / "link").symlink_to(outside)
+    durable.remove_tree(tree)
+    (here / "top").symlink_to(outside)
+    durable.remove_tree(here / "top")
+    durable.remove_tree(here / "nothing")
+    assert (outside / "kept").read_bytes() == OLD
+    assert [entry.name for entry in here.iterdir()] == ["outside"]
+
+
+def test_a_tree_with_links_and_pipes_is_synced(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "deep").mkdir()
+    (here / "deep" / "file").write_bytes(OLD)
+    (here / "deep" / "link").symlink_to("/nonexistent")
+    os.mkfifo(here / "deep" / "fifo")
+    synced: list[str] = []
+    real = os.fsync
+
+    def watching(handle: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{handle}").readlink().name)
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", watching)
+    durable.sync_tree(here)
+    assert sorted(synced) == ["deep", "file", "here"]

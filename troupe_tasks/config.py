@@ -1,0 +1,153 @@
+"""Machine settings: config.toml, one table of keys, comments kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from troupe_tasks import durable
+from troupe_tasks.errors import StateUnreadable, UsageError
+from troupe_tasks.paths import Paths
+
+DRIVERS = ("capsule",)
+
+
+def _timezone(text: str) -> str:
+    import zoneinfo
+
+    if text not in zoneinfo.available_timezones():
+        raise ValueError("it is no IANA time zone; Europe/Berlin is one")
+    return text
+
+
+def _calendar(text: str) -> str:
+    from troupe_tasks import process
+    from troupe_tasks.errors import ToolFailed, ToolMissing
+
+    if not text.strip() or len(text) > 200 or not text.isprintable():
+        raise ValueError("it is no systemd calendar expression; hourly or *:0/15 is one")
+    try:
+        process.run(["systemd-analyze", "calendar", "--", text], deadline_s=5)
+    except ToolMissing:
+        return text  # nothing here can check it, or will run it
+    except ToolFailed as error:
+        raise ValueError("systemd-analyze says it is no calendar expression") from error
+    return text
+
+
+def _matching(pattern: str, example: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"it does not have the right form; {example} does")
+        return text
+
+    return check
+
+
+def _reserve(text: str) -> str:
+    from troupe_tasks.sizes import Max, parse_mib
+
+    if parse_mib(text, flag="reserve") is Max.MAX:
+        raise ValueError("it is a size that is kept, so it can't be max")
+    return text
+
+
+def _driver(text: str) -> str:
+    if text not in DRIVERS:
+        raise ValueError(f"the drivers are: {', '.join(DRIVERS)}")
+    return text
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key: what it means and what it accepts (check raises ValueError with the reason)."""
+
+    key: str
+    meaning: str
+    check: Callable[[str], str]
+
+
+SETTINGS = {
+    setting.key: setting
+    for setting in (
+        Setting("timezone", "the agents' time zone (IANA name)", _timezone),
+        Setting("collector-timer", "when the guard runs (systemd calendar expression)", _calendar),
+        Setting("registry", "where kits are pulled from (HOST[:PORT]/PATH)",
+                _matching(r"[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*",
+                          "registry.example.com/kits")),
+        Setting("slack-boundary-public", "a public channel the agent must not reach (channel ID)",
+                _matching(r"C[A-Z0-9]{6,20}", "C0123456789")),
+        Setting("slack-boundary-private", "a private channel the agent must not reach (channel ID)",
+                _matching(r"[CG][A-Z0-9]{6,20}", "G0123456789")),
+        Setting("reserve", "free disk kept during a move (GiB)", _reserve),
+        Setting("driver", "how sandboxes are made; a standing yes to that driver", _driver),
+    )
+}  # fmt: skip
+
+
+def setting(key: str) -> Setting:
+    """Return a key's setting; an unknown key is refused with the known ones."""
+    if key not in SETTINGS:
+        raise UsageError(
+            f"there is no setting {key[:60]!r}", hint=f"The settings are: {', '.join(SETTINGS)}."
+        )
+    return SETTINGS[key]
+
+
+def read(paths: Paths) -> dict[str, str]:
+    """Return the settings that are set; an unknown key or bad value in the file is refused, naming it."""
+    values: dict[str, str] = {}
+    for key, value in _document(paths).items():
+        if not isinstance(value, str):
+            raise StateUnreadable(
+                f"{key} in {paths.config_file} is not text", hint=f'Write it as {key} = "…".'
+            )
+        values[key] = _checked(setting(key), value)
+    return values
+
+
+def put(paths: Paths, key: str, value: str) -> None:
+    """Set a key; every other line and comment of the file stays."""
+    document = _document(paths)
+    document[key] = _checked(setting(key), value)
+    _write(paths, document)
+
+
+def unset(paths: Paths, key: str) -> bool:
+    """Remove a key and tell whether it was set."""
+    setting(key)
+    document = _document(paths)
+    if key not in document:
+        return False
+    del document[key]
+    _write(paths, document)
+    return True
+
+
+def _checked(entry: Setting, value: str) -> str:
+    try:
+        return entry.check(value)
+    except ValueError as error:
+        raise UsageError(f"{value[:80]!r} is no value for {entry.key}", cause=str(error)) from error
+
+
+def _document(paths: Paths) -> Any:
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    try:
+        return tomlkit.parse(durable.read_private(paths.config_file).decode())
+    except FileNotFoundError:
+        return tomlkit.document()
+    except (TOMLKitError, UnicodeDecodeError) as error:
+        hint = "Mend the file by hand, or remove it to start with none set."
+        raise StateUnreadable(f"{paths.config_file} is not TOML", cause=str(error), hint=hint) from error
+
+
+def _write(paths: Paths, document: Any) -> None:
+    import tomlkit
+
+    durable.make_private_dir(paths.config)
+    durable.write(paths.config_file, tomlkit.dumps(document).encode())

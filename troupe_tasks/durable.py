@@ -1,0 +1,156 @@
+"""The one place that writes files of state: whole or not at all, and still there after a power cut.
+
+A file is written beside its target, synced, renamed over it, and the folder synced (rename(2), fsync(2)).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from troupe_tasks.errors import DiskFull, FolderUnusable, StateUnreadable
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Turn the system's errors on path into ones that a person can act on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskFull(f"no room left to write {path}", cause=str(error.strerror)) from error
+        raise FolderUnusable(f"cannot use {path}", cause=str(error.strerror)) from error
+
+
+def make_private_dir(path: Path) -> Path:
+    """Make a folder (and its parents) 0700; refuse one that is a link or another user's."""
+    with told(path):
+        for folder in [*reversed(path.parents), path]:
+            _make_one(folder)
+        found = os.lstat(path)
+        if stat.S_ISLNK(found.st_mode) or not stat.S_ISDIR(found.st_mode):
+            raise FolderUnusable(f"{path} is not a plain folder", cause="it is a link or a file")
+        if found.st_uid != os.geteuid():
+            raise FolderUnusable(f"{path} belongs to another user", cause=f"its owner is uid {found.st_uid}")
+        if found.st_mode & 0o777 != 0o700:
+            path.chmod(0o700)
+    return path
+
+
+def _make_one(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        return
+    except OSError:
+        if not folder.is_dir():
+            raise
+        return
+    folder.chmod(0o700)  # whatever the umask took
+    sync_dir(folder.parent)
+
+
+def sync_dir(folder: Path) -> None:
+    """Make a folder's entries durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make a folder, its files and their content durable."""
+    with told(folder):
+        for place, _, names in os.walk(folder):
+            for file in (Path(place, name) for name in names):
+                if not stat.S_ISREG(file.lstat().st_mode):
+                    continue  # a link or a socket has no content of its own
+                handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+            sync_dir(Path(place))
+
+
+def write(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replace path by data, durably; at every moment the old or the new file is there, whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    with told(path):
+        try:
+            temporary.unlink(missing_ok=True)
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            try:
+                os.fchmod(handle, mode)
+                _write_all(handle, data)
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_dir(path.parent)
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def read_private(path: Path, cap_bytes: int = 1 << 20) -> bytes:
+    """Return a file of ours; a link, another user's file or one over the cap is refused.
+
+    Raises FileNotFoundError when there is none.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StateUnreadable(f"cannot read {path}", cause=str(error.strerror)) from error
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise StateUnreadable(f"{path} is not a plain file of yours")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            data = file.read(cap_bytes + 1)
+    except OSError as error:
+        raise StateUnreadable(f"cannot read {path}", cause=str(error.strerror)) from error
+    finally:
+        os.close(handle)
+    if len(data) > cap_bytes:
+        raise StateUnreadable(f"{path} is larger than {cap_bytes} bytes, which troupe never writes")
+    return data
+
+
+def rename(old: Path, new: Path) -> None:
+    """Rename a file or folder, durably; nothing may stand at the new place."""
+    with told(old):
+        old.rename(new)
+        sync_dir(new.parent)
+        sync_dir(old.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a file or folder and everything in it, following no link; nothing there is fine."""
+    import shutil
+
+    with told(path):
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            return
+        if stat.S_ISDIR(found.st_mode):
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+        sync_dir(path.parent)

@@ -1,0 +1,57 @@
+"""Turn the name that people read into the ID that commands take."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from troupe_tasks.errors import UsageError
+
+NAME_LIMIT = 35
+ID_LIMIT = 63  # an ID is a host name's label too; a few signs fold to several letters each
+_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+# Letters that Unicode does not take apart into a base letter and an accent.
+_FOLDED = str.maketrans(
+    {"ß": "ss", "ẞ": "ss", "æ": "ae", "Æ": "ae", "œ": "oe", "Œ": "oe", "ø": "o", "Ø": "o", "đ": "d",
+     "Đ": "d", "ð": "d", "Ð": "d", "þ": "th", "Þ": "th", "ł": "l", "Ł": "l", "ı": "i"}
+)  # fmt: skip
+
+
+def agent_id(name: str) -> str:
+    """Return the ID of a display name, or refuse the name with the reason.
+
+    Raises UsageError for a name that is empty, too long, holds a control character, or folds to nothing.
+    """
+    if not name.strip():
+        raise UsageError("the name is empty", hint='Give one, for example: --name "Mr. Doyle".')
+    if len(name) > NAME_LIMIT:
+        raise UsageError(f"the name has {len(name)} characters; at most {NAME_LIMIT} are allowed")
+    if any(unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"} and c != "\u200d" for c in name):
+        raise UsageError("the name holds a control character", hint="Use letters, digits, spaces and signs.")
+    folded = unicodedata.normalize("NFKD", name.translate(_FOLDED)).translate(_FOLDED).lower()
+    bare = "".join(c for c in folded if not unicodedata.combining(c))
+    derived = re.sub(r"[^a-z0-9]+", "-", bare).strip("-")
+    if not derived:
+        raise UsageError(
+            "the name folds to an empty ID",
+            cause="an ID is made of its ASCII letters and digits, and it has none",
+            hint="Add a letter or a digit to the name.",
+        )
+    if len(derived) > ID_LIMIT:
+        raise UsageError(
+            f"the name folds to an ID of {len(derived)} characters; at most {ID_LIMIT} are allowed"
+        )
+    return derived
+
+
+def checked_id(text: str) -> str:
+    """Return text when it has the form of an ID; a display name is told its ID."""
+    if len(text) <= ID_LIMIT and _ID.fullmatch(text):
+        return text
+    try:
+        hint = f"Did you mean `{agent_id(text)}`? `troupe list` shows the IDs."
+    except UsageError:
+        hint = "`troupe list` shows the IDs."
+    raise UsageError(
+        "that is not an agent's ID", cause="an ID has lowercase letters, digits and hyphens", hint=hint
+    )

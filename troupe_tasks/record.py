@@ -1,0 +1,123 @@
+"""An agent's record: what it is, for life (agents/ID/source.json), and the last self-test beside it."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from troupe_tasks import durable
+from troupe_tasks.errors import NotFound, StateUnreadable
+from troupe_tasks.paths import Paths
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class KitPin(BaseModel):
+    """The kit an agent was composed from: never `latest`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    type: str = Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")
+    version: str = Field(pattern=r"^[0-9]{1,5}\.[0-9]{1,5}\.[0-9]{1,5}$")
+
+
+class Sizes(BaseModel):
+    """What an agent was given: CPUs, memory and disk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    cpus: int = Field(ge=1, le=4096)
+    memory_mib: int = Field(ge=64)
+    storage_mib: int = Field(ge=64)
+
+
+class Record(BaseModel):
+    """One agent on this machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[1] = 1
+    id: str
+    name: str
+    kit: KitPin
+    driver: str
+    isolation: str
+    rehearsal: bool
+    key_tier: Literal["none", "tpm", "host-key", "file"]
+    policy: Literal["balanced", "locked", "open"] = "balanced"
+    sizes: Sizes
+    created_at: str
+    wanted: Literal["up", "down"] = "up"
+
+
+class SelfTest(BaseModel):
+    """How the agent's last self-test went."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    at: str
+    passed: bool
+    cause: str = Field(default="", max_length=500)
+    reply: str = Field(default="", max_length=4000)
+    model: str = Field(default="", max_length=200)
+
+
+def save(paths: Paths, record: Record) -> None:
+    """Write a record, durably."""
+    durable.make_private_dir(paths.agent(record.id))
+    durable.write(paths.record(record.id), record.model_dump_json(indent=1).encode() + b"\n")
+
+
+def load(paths: Paths, agent_id: str) -> Record:
+    """Return an agent's record; raises NotFound or StateUnreadable."""
+    found = find(paths, agent_id)
+    if found is None:
+        raise NotFound(f"there is no agent {agent_id}")
+    return found
+
+
+def find(paths: Paths, agent_id: str) -> Record | None:
+    """Return an agent's record, or None."""
+    path = paths.record(agent_id)
+    try:
+        data = durable.read_private(path)
+    except FileNotFoundError:
+        return None
+    record = _parse(Record, data, str(path))
+    if record.id != agent_id:
+        raise StateUnreadable(f"{path} is the record of another agent, {record.id}")
+    return record
+
+
+def load_all(paths: Paths) -> list[Record]:
+    """Return every agent's record, by ID."""
+    if not paths.agents.is_dir():
+        return []
+    found = (find(paths, folder.name) for folder in sorted(paths.agents.iterdir()) if folder.is_dir())
+    return [record for record in found if record is not None]
+
+
+def save_self_test(paths: Paths, agent_id: str, result: SelfTest) -> None:
+    """Write how a self-test went, durably."""
+    durable.write(paths.agent(agent_id) / "self-test.json", result.model_dump_json(indent=1).encode() + b"\n")
+
+
+def last_self_test(paths: Paths, agent_id: str) -> SelfTest | None:
+    """Return how the last self-test went, or None."""
+    path = paths.agent(agent_id) / "self-test.json"
+    try:
+        return _parse(SelfTest, durable.read_private(path), str(path))
+    except FileNotFoundError:
+        return None
+
+
+def _parse(model: type[Model], data: bytes, place: str) -> Model:
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise StateUnreadable(
+            f"{place} is not what troupe writes", cause=f"{where}: {first['msg']}"
+        ) from error

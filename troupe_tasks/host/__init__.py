@@ -1,0 +1,1 @@
+"""Facts and powers of this machine."""

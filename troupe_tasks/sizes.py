@@ -1,0 +1,153 @@
+"""Read the sizes a person asks for, and settle each `max` against what the machine can give.
+
+Sizes are whole CPUs and whole MiB. A disk that an agent does not have is 0.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from troupe_tasks.errors import NotReady, OverBudget, UsageError
+from troupe_tasks.text import line
+
+MIB_PER_GIB: Final = 1024
+MIN_CPUS: Final = 1
+MIN_MEMORY_MIB: Final = 1 * MIB_PER_GIB
+MIN_DISK_MIB: Final = 10 * MIB_PER_GIB
+
+
+class Max(Enum):
+    """The word `max`: all that this machine can give."""
+
+    MAX = "max"
+
+
+Amount = int | Max
+
+# Digits are counted, so that no number is longer than any machine is large (and int() stays cheap).
+_CPUS = re.compile(r"[0-9]{1,5}")
+_SIZE = re.compile(r"([0-9]{1,7})(?:\.([0-9]))?(GiB)?|([0-9]{1,10})MiB", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked for; docker_mib is 0 where the agent has no Docker disk."""
+
+    cpus: Amount
+    memory_mib: Amount
+    storage_mib: Amount
+    docker_mib: Amount = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The sizes of one agent, each a number."""
+
+    cpus: int
+    memory_mib: int
+    storage_mib: int
+    docker_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The most one agent can be given now; None where the machine's figure can't be read."""
+
+    cpus: int | None
+    memory_mib: int | None
+    disk_mib: int | None
+
+
+def parse_cpus(text: str, *, flag: str = "--cpu") -> Amount:
+    """Return a whole number of CPUs, or MAX. Raises UsageError."""
+    word = text.strip()
+    if word.lower() == "max":
+        return Max.MAX
+    if not _CPUS.fullmatch(word) or int(word) == 0:
+        raise _unusable(flag, text, "a whole number of CPUs from 1 up (2), or max")
+    return int(word)
+
+
+def parse_mib(text: str, *, flag: str) -> Amount:
+    """Return a size in MiB, rounded up to a whole one, or MAX. Raises UsageError."""
+    word = text.strip()
+    if word.lower() == "max":
+        return Max.MAX
+    match = _SIZE.fullmatch(word)
+    mib = 0
+    if match:
+        whole, tenth, _unit, plain_mib = match.groups()
+        # Up, so that nobody gets less than was asked for: a tenth of a GiB is no whole number of MiB.
+        mib = int(plain_mib) if plain_mib else -(-(int(whole) * 10 + int(tenth or 0)) * MIB_PER_GIB // 10)
+    if mib == 0:
+        raise _unusable(flag, text, "GiB with at most one decimal (8, 1.5, 8GiB), whole MiB (512MiB), or max")
+    return mib
+
+
+def show_mib(mib: int) -> str:
+    """Return a size as a person checks it: exact GiB where one decimal is exact, else MiB."""
+    if abs(mib) >= MIB_PER_GIB and mib * 10 % MIB_PER_GIB == 0:
+        whole, tenth = divmod(abs(mib) * 10 // MIB_PER_GIB, 10)
+        return f"{'-' if mib < 0 else ''}{whole}{f'.{tenth}' if tenth else ''} GiB"
+    return f"{mib} MiB"
+
+
+def settle(wanted: Wanted, *, room: Room, ratio: tuple[int, int] = (1, 0)) -> Settled:
+    """Return wanted with each `max` settled; ratio is the kit's root to Docker disk.
+
+    Raises OverBudget where max would leave too little, NotReady where the machine's figure can't be read.
+    """
+    storage, docker = _disks(wanted, room, ratio)
+    return Settled(
+        cpus=_settled(wanted.cpus, room.cpus, "--cpu", MIN_CPUS),
+        memory_mib=_settled(wanted.memory_mib, room.memory_mib, "--memory", MIN_MEMORY_MIB),
+        storage_mib=storage,
+        docker_mib=docker,
+    )
+
+
+def _disks(wanted: Wanted, room: Room, ratio: tuple[int, int]) -> tuple[int, int]:
+    storage, docker = wanted.storage_mib, wanted.docker_mib
+    if isinstance(storage, Max) and isinstance(docker, Max):
+        root_share, docker_share = ratio
+        if min(ratio) < 0 or sum(ratio) == 0:
+            raise ValueError(f"a ratio of root to Docker disk can't be {root_share}:{docker_share}")
+        free = room.disk_mib
+        split = None if free is None else free * root_share // (root_share + docker_share)
+        rest = None if free is None or split is None else free - split
+        return (
+            _settled(storage, split, "--storage", MIN_DISK_MIB),
+            _settled(docker, rest, "--docker", MIN_DISK_MIB),
+        )
+    if isinstance(storage, Max):
+        left = None if room.disk_mib is None or isinstance(docker, Max) else room.disk_mib - docker
+        storage = _settled(storage, left, "--storage", MIN_DISK_MIB)
+    if isinstance(docker, Max):
+        left = None if room.disk_mib is None else room.disk_mib - storage
+        docker = _settled(docker, left, "--docker", MIN_DISK_MIB)
+    return storage, docker
+
+
+def _settled(amount: Amount, most: int | None, flag: str, least: int) -> int:
+    if not isinstance(amount, Max):
+        return amount
+    if most is None:
+        raise NotReady(
+            f"{flag} max can't be worked out: this machine's own figure can't be read",
+            hint=f"Give {flag} a number.",
+        )
+    if most < least:
+        have, need = (most, least) if flag == "--cpu" else (show_mib(most), show_mib(least))
+        raise OverBudget(
+            f"{flag} max would be {have}, and the least is {need}",
+            cause="the reserves and the other sandboxes have the rest",
+            hint=f"Stop or delete another agent, or give {flag} a number.",
+        )
+    return most
+
+
+def _unusable(flag: str, text: str, accepted: str) -> UsageError:
+    return UsageError(f"{flag} can't take '{line(text, 40)}'", hint=f"Accepted: {accepted}.")

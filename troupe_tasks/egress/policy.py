@@ -1,0 +1,151 @@
+"""What one agent may reach: its policy file, strictly read, and the verdict on a place.
+
+| mode | lets through |
+| --- | --- |
+| balanced | every rule of the agent's kit and services |
+| locked | only the rules of model providers |
+| open | any public name or address, on ports 80 and 443, and every rule |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+
+from troupe_tasks import durable
+from troupe_tasks.egress import target
+from troupe_tasks.egress.verdict import Refusal
+from troupe_tasks.errors import StateUnreadable
+from troupe_tasks.paths import Paths
+
+REHEARSAL_HOST = "model.rehearsal.internal"
+REHEARSAL_URL = f"http://{REHEARSAL_HOST}/v1"
+SOCKET_NAME = "broker.sock"
+_OPEN_PORTS = (80, 443)
+# Names that mean something on this machine or its network only (RFC 6761, RFC 6762, ICANN's .internal).
+_LOCAL_ENDS = (
+    ".internal",
+    ".local",
+    ".localhost",
+    ".localdomain",
+    ".home.arpa",
+    ".lan",
+    ".onion",
+    ".test",
+    ".invalid",
+)
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Mode = Literal["balanced", "locked", "open"]
+AgentId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$")]
+
+
+class HostRule(BaseModel):
+    """One host that an agent may reach, on which ports, and who asked for it.
+
+    `*.example.org` stands for exactly one label. model_provider marks what stays reachable when locked.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    host: str = Field(max_length=255)
+    ports: tuple[Port, ...] = Field(default=(443,), min_length=1, max_length=16)
+    origin: str = Field(min_length=1, max_length=100)
+    model_provider: bool = False
+
+    @field_validator("host")
+    @classmethod
+    def _plain_name(cls, host: str) -> str:
+        bare = host.removeprefix("*.")
+        if target.name(bare) != bare:
+            raise ValueError("write host names in lower case")
+        if bare.endswith(_LOCAL_ENDS):
+            raise ValueError("this name means something on one network only")
+        if host != bare and bare.count(".") < 1:
+            raise ValueError("a wildcard needs at least two labels after it")
+        return host
+
+    def covers(self, host: str, port: int) -> bool:
+        """Tell whether the rule lets host and port through."""
+        if port not in self.ports:
+            return False
+        if self.host.startswith("*."):
+            return host.partition(".")[2] == self.host[2:]
+        return host == self.host
+
+
+class EgressPolicy(BaseModel):
+    """All that one agent may reach (egress/ID/policy.json)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    id: AgentId
+    rehearsal: bool
+    mode: Mode = "balanced"
+    hosts: tuple[HostRule, ...] = Field(default=(), max_length=1000)
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Why a place is let through: the rule as written, and who asked for it."""
+
+    rule: str
+    origin: str
+    rehearsal: bool = False
+
+
+def decide(policy: EgressPolicy, place: target.Target, *, tunnel: bool) -> Grant:
+    """Return why policy lets place through, or raise a Refusal."""
+    if place.host == REHEARSAL_HOST:
+        if policy.rehearsal and place.port == 80 and not tunnel:
+            return Grant(REHEARSAL_HOST, "rehearsal", rehearsal=True)
+        raise Refusal(
+            403, "policy", "the rehearsal model is for rehearsal agents, over plain http on port 80"
+        )
+    if place.host.endswith(_LOCAL_ENDS):
+        raise Refusal(403, "policy", "names of a local network are not reachable")
+    for rule in policy.hosts:
+        if (policy.mode != "locked" or rule.model_provider) and rule.covers(place.host, place.port):
+            return Grant(rule.host, rule.origin)
+    if policy.mode == "open" and place.port in _OPEN_PORTS:
+        return Grant("*", "policy open")
+    if place.is_address:
+        raise Refusal(403, "policy", f"policy {policy.mode}: IP addresses are not reachable, only names")
+    raise Refusal(403, "policy", f"policy {policy.mode}: this host and port are not on the agent's list")
+
+
+def save(paths: Paths, policy: EgressPolicy) -> None:
+    """Write an agent's policy, and make the folder its sandbox mounts; the broker takes it up at `reload`.
+
+    The socket's folder is open to any user, because the sandbox's is one this machine does not know; the
+    private folder around it keeps everybody else out.
+    """
+    folder = durable.make_private_dir(paths.egress(policy.id))
+    socket_folder = folder / "socket"
+    if not socket_folder.is_dir():
+        durable.make_private_dir(socket_folder)
+    socket_folder.chmod(0o755)
+    durable.write(folder / "policy.json", policy.model_dump_json(indent=1).encode() + b"\n")
+
+
+def load(paths: Paths, agent_id: str) -> EgressPolicy:
+    """Return an agent's policy; raises FileNotFoundError or StateUnreadable."""
+    path = paths.egress(agent_id) / "policy.json"
+    try:
+        policy = EgressPolicy.model_validate_json(durable.read_private(path))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise StateUnreadable(
+            f"{path} is not what troupe writes", cause=f"{where}: {first['msg']}"
+        ) from error
+    if policy.id != agent_id:
+        raise StateUnreadable(f"{path} is the policy of another agent, {policy.id}")
+    return policy
+
+
+def remove(paths: Paths, agent_id: str) -> None:
+    """Remove an agent's policy and its socket's folder; nothing there is fine."""
+    durable.remove_tree(paths.egress(agent_id))

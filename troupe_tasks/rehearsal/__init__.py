@@ -1,0 +1,1 @@
+"""The rehearsal model: a deterministic stand-in for a model provider, on this machine."""

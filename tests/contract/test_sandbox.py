@@ -1,0 +1,555 @@
+"""What every driver promises, proved against each engine that runs here."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+import pty
+import resource
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.contract.conftest import SMALL, House
+from troupe_tasks.errors import AlreadyExists, SandboxFailed, SandboxGone, SandboxTimeout
+from troupe_tasks.sandbox.protocol import Isolation, Ran, State
+
+Fresh = Callable[[], str]
+ROOT = os.geteuid() == 0
+
+
+def run(house: House, sandbox_id: str, *argv: str, stdin: bytes = b"", deadline_s: float = 30) -> Ran:
+    return house.driver.run(sandbox_id, argv, stdin=stdin, deadline_s=deadline_s)
+
+
+def python(house: House, sandbox_id: str, code: str, *, deadline_s: float = 30) -> Ran:
+    return run(house, sandbox_id, "/usr/bin/python3", "-I", "-S", "-c", code, deadline_s=deadline_s)
+
+
+def state(house: House, sandbox_id: str) -> State:
+    info = house.driver.list().find(sandbox_id)
+    return State.MISSING if info is None else info.state
+
+
+def binds(house: House, resource: str) -> None:
+    report = next(report for report in house.driver.limits() if report.resource == resource)
+    if not report.binds:
+        pytest.skip(f"{resource} is not limited here: {report.how}")
+
+
+def child_env(house: House) -> dict[str, str]:
+    """Return the environment in which another process finds the same folders."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+    return {**kept, "HOME": str(house.paths.data.parents[2])}
+
+
+# --- life
+
+
+def test_a_life_from_create_to_remove_keeps_state_and_leaves_nothing(house: House, fresh: Fresh) -> None:
+    one = fresh()
+    identity = house.driver.create(house.spec(one))
+    assert state(house, one) is State.STOPPED
+    assert house.driver.create(house.spec(one)) == identity
+    house.driver.start(one)
+    house.driver.start(one)
+    info = house.driver.list().find(one)
+    assert info is not None
+    assert (info.state, info.identity, info.sizes) == (State.RUNNING, identity, SMALL)
+    assert run(house, one, "sh", "-c", "echo kept > /state/a; echo lost > /tmp/b").status == 0
+    pids = house.driver.pids(one)
+    assert pids
+    house.driver.stop(one, deadline_s=10)
+    house.driver.stop(one, deadline_s=10)
+    assert state(house, one) is State.STOPPED
+    assert gone(pids)
+    house.driver.start(one)
+    assert run(house, one, "sh", "-c", "cat /state/a; ls /tmp").stdout == b"kept\n"
+    pids = house.driver.pids(one)
+    house.driver.remove(one)
+    house.driver.remove(one)
+    assert state(house, one) is State.MISSING
+    assert traces(house, one) == []
+    assert gone(pids)
+
+
+def gone(pids: tuple[int, ...]) -> bool:
+    """Tell whether none of these processes is left, once the machine's init has collected them."""
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def traces(house: House, sandbox_id: str) -> list[str]:
+    """Return whatever on this machine still bears a sandbox's ID: files, mounts, loop devices, control groups."""
+    found = [
+        str(path)
+        for root in (house.paths.sandboxes, house.paths.run)
+        for path in root.rglob(f"*{sandbox_id}*")
+    ]
+    found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if sandbox_id in line]
+    found += [
+        backing
+        for file in Path("/sys/block").glob("loop*/loop/backing_file")
+        if sandbox_id in (backing := file.read_text())
+    ]
+    found += [str(path) for path in Path("/sys/fs/cgroup").rglob(f"troupe/{sandbox_id}*")]
+    return found
+
+
+def test_another_plan_under_a_taken_id_is_refused(house: House, shared: str) -> None:
+    with pytest.raises(AlreadyExists):
+        house.driver.create(house.spec(shared, sizes=SMALL.model_copy(update={"cpus": 2})))
+
+
+def test_starting_what_is_not_there_never_makes_an_empty_one(house: House) -> None:
+    with pytest.raises(SandboxGone):
+        house.driver.start("nobody")
+    assert not house.paths.sandbox("nobody").exists()
+
+
+def test_create_goes_on_after_being_killed_at_any_moment(house: House, fresh: Fresh) -> None:
+    one = fresh()
+    spec = house.spec(one, sizes=SMALL.model_copy(update={"storage_mib": 2048}))
+    code = (
+        "import sys, pathlib; from troupe_tasks.paths import Paths\n"
+        "from troupe_tasks.sandbox.drivers import open_driver\n"
+        "from troupe_tasks.sandbox.protocol import *\n"
+        "p = Paths.from_env(); d = open_driver('capsule', p, isolation=Isolation(sys.argv[1]))\n"
+        "s = SandboxSpec.model_validate_json(sys.argv[2]); print('go', flush=True); d.create(s)"
+    )
+    for delay_s in (0.0, 0.005, 0.02, 0.05, 0.1):
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, house.driver.isolation().value, spec.model_dump_json()],
+            env=child_env(house), cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"go\n"
+        time.sleep(delay_s)
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        assert house.driver.list().complete
+    identity = house.driver.create(spec)
+    house.driver.start(one)
+    assert run(house, one, "sh", "-c", "touch /state/x && touch /workspace/y").status == 0
+    assert house.driver.create(spec) == identity
+
+
+def test_a_running_sandbox_killed_from_outside_is_seen_as_stopped_and_starts_again(
+    house: House, fresh: Fresh
+) -> None:
+    one = house.started(fresh())
+    run(house, one, "sh", "-c", "echo kept > /state/a; sync")
+    for pid in house.driver.pids(one):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    deadline = time.monotonic() + 10
+    while state(house, one) is State.RUNNING and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert state(house, one) is State.STOPPED
+    with pytest.raises(SandboxGone):
+        run(house, one, "true")
+    house.driver.start(one)
+    assert run(house, one, "cat", "/state/a").stdout == b"kept\n"
+
+
+def test_a_listing_of_many_costs_about_one(house: House, fresh: Fresh) -> None:
+    ids = [fresh() for _ in range(20)]
+    for one in ids:
+        house.driver.create(house.spec(one))
+    started = time.monotonic()
+    listing = house.driver.list()
+    assert time.monotonic() - started < 3
+    assert listing.complete
+    assert {info.id for info in listing.sandboxes} >= set(ids)
+
+
+# --- commands
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 42, 126, 127, 128, 130, 137, 143, 255])
+def test_exit_statuses_come_back_exactly(house: House, shared: str, status: int) -> None:
+    assert run(house, shared, "sh", "-c", f"exit {status}").status == status
+
+
+def test_a_killed_command_reads_as_in_a_shell(house: House, shared: str) -> None:
+    assert run(house, shared, "sh", "-c", "kill -9 $$").status == 137
+
+
+def test_a_program_that_is_not_there_is_127(house: House, shared: str) -> None:
+    assert run(house, shared, "no-such-program").status == 127
+
+
+def test_arguments_travel_verbatim_and_may_be_empty(house: House, shared: str) -> None:
+    odd = ["", "a b", "--root=/", "-", "é\n\t\"'$(id)`id`\\", "*"]
+    done = run(house, shared, "printf", "%s|", *odd)
+    assert done.stdout.decode() == "".join(f"{word}|" for word in odd)
+
+
+def test_stdin_and_both_outputs_are_byte_exact_and_apart(house: House, shared: str) -> None:
+    data = bytes(range(256)) * 1024
+    done = run(house, shared, "sh", "-c", "cat; printf '\\0err' >&2", stdin=data)
+    assert (done.stdout, done.stderr, done.truncated) == (data, b"\0err", False)
+
+
+def test_output_past_the_cap_is_dropped_and_said(house: House, shared: str) -> None:
+    done = house.driver.run(shared, ["head", "-c", "3000000", "/dev/zero"], deadline_s=30, cap_bytes=1000)
+    assert (done.stdout, done.truncated, done.status) == (bytes(1000), True, 0)
+
+
+def test_cwd_and_env_are_as_asked(house: House, shared: str) -> None:
+    script = 'pwd; echo "$TROUPE_SAMPLE/$MINE"'
+    done = house.driver.run(shared, ["sh", "-c", script], cwd="/state", env={"MINE": "a=b c"}, deadline_s=30)
+    assert done.stdout == b"/state\nfrom the spec/a=b c\n"
+    assert run(house, shared, "pwd").stdout == b"/workspace\n"
+
+
+def test_at_the_deadline_the_command_and_all_its_children_are_gone(house: House, shared: str) -> None:
+    with pytest.raises(SandboxTimeout):
+        run(
+            house,
+            shared,
+            "sh",
+            "-c",
+            "sleep 9871 & setsid sleep 9872 & (setsid sleep 9873 &) ; sleep 9874",
+            deadline_s=1,
+        )
+    seen = run(house, shared, "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
+    assert b"sleep 987" not in seen
+
+
+def test_a_command_that_ignores_term_still_ends_at_stop(house: House, fresh: Fresh) -> None:
+    one = house.started(fresh())
+    child = gateway(house, one, "sh", "-c", "trap '' TERM INT; echo up; while :; do sleep 1; done")
+    house.driver.stop(one, deadline_s=1)
+    child.wait(20)
+    close(child)
+    assert state(house, one) is State.STOPPED
+
+
+# --- bulk
+
+
+def test_a_stream_is_hashed_and_whole(house: House, shared: str) -> None:
+    data = os.urandom(5 << 20)
+    sink = io.BytesIO()
+    done = house.driver.stream(
+        shared, ["cat"], source=io.BytesIO(data), sink=sink, cap_bytes=len(data), deadline_s=60
+    )  # fmt: skip
+    assert sink.getvalue() == data
+    assert (done.status, done.bytes, done.sha256) == (0, len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_a_stream_past_its_cap_stops_and_writes_no_more(house: House, shared: str) -> None:
+    sink = io.BytesIO()
+    with pytest.raises(SandboxFailed):
+        house.driver.stream(shared, ["cat", "/dev/zero"], sink=sink, cap_bytes=100_000, deadline_s=30)
+    assert len(sink.getvalue()) == 100_000
+    with pytest.raises(SandboxFailed):
+        house.driver.stream(
+            shared, ["cat"], source=io.BytesIO(bytes(200_000)), cap_bytes=100_000, deadline_s=30
+        )
+
+
+# --- gateways and terminals
+
+
+def gateway(house: House, sandbox_id: str, *argv: str) -> subprocess.Popen[bytes]:
+    child = subprocess.Popen(
+        house.driver.gateway_argv(sandbox_id, argv, {}), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"up\n"
+    return child
+
+
+def close(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdout is not None
+    child.stdout.close()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 7), (signal.SIGTERM, 9)])
+def test_a_gateway_gets_signals_and_ends_with_its_own_status(
+    house: House, shared: str, number: int, status: int
+) -> None:
+    child = gateway(
+        house, shared, "/usr/bin/python3", "-u", "-c",
+        "import signal, sys\nsignal.signal(2, lambda *_: sys.exit(7))\nsignal.signal(15, lambda *_: sys.exit(9))\n"
+        "print('up')\nwhile True: signal.pause()",
+    )  # fmt: skip
+    child.send_signal(number)
+    assert child.wait(20) == status
+    close(child)
+
+
+def test_a_new_gateway_ends_what_a_killed_one_left_inside(house: House, shared: str) -> None:
+    first = gateway(house, shared, "sh", "-c", "echo up; sleep 9881; true")
+    first.kill()
+    first.wait()
+    close(first)
+    second = gateway(house, shared, "sh", "-c", "echo up; exec sleep 9882")
+    seen = run(house, shared, "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
+    assert b"sleep 9881" not in seen
+    assert b"sleep 9882" in seen
+    second.send_signal(signal.SIGTERM)
+    second.wait(20)
+    close(second)
+
+
+def test_attach_is_a_raw_terminal_that_follows_its_window(house: House, shared: str) -> None:
+    code = (
+        "import sys; from troupe_tasks.paths import Paths; from troupe_tasks.sandbox.drivers import open_driver\n"
+        "from troupe_tasks.sandbox.protocol import Isolation\n"
+        "d = open_driver('capsule', Paths.from_env(), isolation=Isolation(sys.argv[1]))\n"
+        "sys.exit(d.attach(sys.argv[2], ['sh', '-c', sys.argv[3]]))"
+    )
+    script = (
+        "test -t 0 && test -t 1 && stty size; stty raw -echo; printf '\\033[1mbold\\r\\n'; stty sane; echo ready; "
+        "read line; stty size; echo got-$line; exit 5"
+    )
+    argv = [sys.executable, "-c", code, house.driver.isolation().value, shared, script]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(Path(__file__).parents[2])
+        os.execve(sys.executable, argv, {**child_env(house), "TERM": "xterm"})
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    seen = _until(terminal, b"ready")
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 41, 121, 0, 0))
+    os.write(terminal, b"hello\n")
+    seen += _until(terminal, b"got-hello")
+    _pid, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert b"\x1b[1mbold\r\n" in seen
+    assert b"41 121" in seen
+    assert os.waitstatus_to_exitcode(status) == 5
+
+
+def _until(terminal: int, word: bytes) -> bytes:
+    seen = b""
+    deadline = time.monotonic() + 30
+    while word not in seen and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.2)[0]:
+            try:
+                seen += os.read(terminal, 4096)
+            except OSError:
+                break
+    assert word in seen, seen
+    return seen
+
+
+def test_attach_to_a_stopped_sandbox_is_refused(house: House, fresh: Fresh) -> None:
+    one = fresh()
+    house.driver.create(house.spec(one))
+    with pytest.raises(SandboxGone):
+        house.driver.attach(one, ["true"])
+
+
+# --- isolation
+
+
+def test_nothing_inside_has_a_capability_or_is_the_hosts_root(house: House, shared: str) -> None:
+    status = run(house, shared, "cat", "/proc/self/status").stdout.decode()
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert int(fields["CapEff"], 16) == int(fields["CapPrm"], 16) == int(fields["CapBnd"], 16) == 0
+    if ROOT:
+        assert fields["Uid"].split() == ["1000"] * 4
+    assert run(house, shared, "sh", "-c", "chown 0:1 /state; mount -t tmpfs x /workspace").status != 0
+    for pid in house.driver.pids(shared):
+        host = dict(
+            line.split(":\t", 1)
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+            if ":\t" in line
+        )
+        uids = {int(word) for word in host["Uid"].split()}
+        assert uids == {os.geteuid()} if not ROOT else min(uids) >= 500_000_000
+
+
+def test_a_filter_stands_before_the_hosts_kernel(house: House, shared: str) -> None:
+    modes = []
+    for pid in house.driver.pids(shared):
+        text = Path(f"/proc/{pid}/status").read_text()
+        modes.append(next(line.split()[1] for line in text.splitlines() if line.startswith("Seccomp:")))
+    assert modes.count("2") >= (len(modes) if house.driver.isolation() is Isolation.GVISOR else 1)
+    if house.driver.isolation() is Isolation.NAMESPACES:
+        assert b"Seccomp:\t2" in run(house, shared, "cat", "/proc/self/status").stdout
+        assert b"NoNewPrivs:\t1" in run(house, shared, "cat", "/proc/self/status").stdout
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/x", "/etc/passwd", "/usr/bin/env", "/run/troupe/egress/x", "/run/troupe/guest/init.py", "/root/x"],
+)
+def test_only_state_workspace_and_tmp_can_be_written(house: House, shared: str, path: str) -> None:
+    assert run(house, shared, "sh", "-c", f"echo x >> {path}").status != 0
+
+
+@pytest.mark.parametrize("folder", ["/state", "/workspace", "/tmp"])
+def test_what_is_writable_is_writable(house: House, shared: str, folder: str) -> None:
+    assert run(house, shared, "sh", "-c", f"echo x > {folder}/probe && rm {folder}/probe").status == 0
+
+
+def test_there_is_no_network_but_the_brokers_socket(house: House, shared: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = (
+            "import socket, os\n"
+            f"for where in (('127.0.0.1', {port}), ('192.0.2.1', 80), ('1.1.1.1', 443), ('169.254.169.254', 80)):\n"
+            "    try: socket.create_connection(where, 2); print('reached', where)\n"
+            "    except OSError: pass\n"
+            "try: socket.getaddrinfo('example.org', 443); print('resolved')\n"
+            "except OSError: pass\n"
+            "print([n for _, n in socket.if_nameindex() if n != 'lo'])\n"
+        )
+        assert python(house, shared, code).stdout == b"[]\n"
+
+
+def test_the_host_and_other_agents_are_out_of_sight(
+    house: House, shared: str, fresh: Fresh, tmp_path: Path
+) -> None:
+    other = house.started(fresh())
+    run(house, other, "sh", "-c", "echo private > /state/secret; chmod 777 /state/secret")
+    (tmp_path / "host-secret").write_text("private")
+    places = [
+        str(tmp_path / "host-secret"),
+        str(house.paths.data),
+        str(house.paths.state),
+        "/state/secret",
+        str(Path.home() / "x"),
+    ]
+    for place in places:
+        assert run(house, shared, "ls", "-d", place).status != 0
+    env = run(house, shared, "sh", "-c", "cat /proc/1/environ; env").stdout
+    assert str(house.paths.data).encode() not in env
+    assert run(house, shared, "sh", "-c", f"kill -0 {os.getpid()}").status != 0
+
+
+def test_the_way_to_the_broker_carries_bytes_both_ways_and_ends_each(
+    house: House, shared: str, echo_broker: None
+) -> None:
+    code = (
+        "import socket\n"
+        "s = socket.create_connection(('127.0.0.1', 3128), 5)\n"
+        "data = bytes(range(256)) * 2000\n"
+        "import threading\n"
+        "threading.Thread(target=lambda: (s.sendall(data), s.shutdown(1))).start()\n"
+        "got = b''\n"
+        "while chunk := s.recv(65536): got += chunk\n"
+        "print(got == data + b'bye')\n"
+        "many = [socket.create_connection(('127.0.0.1', 3128), 5) for _ in range(50)]\n"
+        "for n, c in enumerate(many): c.sendall(b'%d' % n)\n"
+        "print(all(c.recv(9) == b'%d' % n for n, c in enumerate(many)))\n"
+    )
+    assert python(house, shared, code).stdout == b"True\nTrue\n"
+
+
+def test_without_a_broker_the_answer_is_quick(house: House, shared: str) -> None:
+    code = (
+        "import socket, time; t = time.monotonic()\n"
+        "s = socket.create_connection(('127.0.0.1', 3128), 5); s.sendall(b'GET http://a/ HTTP/1.1\\r\\n\\r\\n')\n"
+        "print(s.recv(99).split()[1], time.monotonic() - t < 1)\n"
+    )
+    assert python(house, shared, code).stdout == b"b'502' True\n"
+
+
+def test_the_first_process_reaps_what_others_leave(house: House, shared: str) -> None:
+    run(house, shared, "sh", "-c", "for i in 1 2 3 4 5; do (sleep 0.05 &) ; done; sleep 0.5")
+    seen = run(house, shared, "sh", "-c", "cat /proc/[0-9]*/stat 2>/dev/null").stdout
+    assert b") Z " not in seen
+
+
+# --- limits
+
+
+def test_too_many_processes_fail_inside_and_hurt_nobody(house: House, fresh: Fresh) -> None:
+    binds(house, "processes")
+    one = house.started(fresh())
+    code = (
+        "import os, time\nn = 0\n"
+        "try:\n"
+        "    while n < 300:\n"
+        "        if os.fork() == 0: time.sleep(3); os._exit(0)\n"
+        "        n += 1\n"
+        "except OSError: pass\n"
+        "print(n)\n"
+    )
+    done = python(house, one, code, deadline_s=60)
+    assert 10 < int(done.stdout) < SMALL.processes
+    deadline = time.monotonic() + 20
+    while run(house, one, "true").status != 0 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert run(house, one, "true").status == 0
+
+
+def test_too_many_open_files_fail_inside(house: House, shared: str) -> None:
+    binds(house, "open_files")
+    code = "import os\ntry:\n    while True: n = os.open('/dev/null', 0)\nexcept OSError: print(n)\n"
+    assert int(python(house, shared, code).stdout) < SMALL.open_files
+
+
+def test_the_disk_ends_where_its_size_says(house: House, fresh: Fresh) -> None:
+    binds(house, "storage")
+    one = house.started(fresh())
+    done = run(
+        house,
+        one,
+        "sh",
+        "-c",
+        "dd if=/dev/zero of=/state/big bs=1M count=200; ls -s /state/big",
+        deadline_s=60,
+    )
+    assert b"No space left" in done.stderr
+    assert house.driver.disk_used_mib(one) <= SMALL.storage_mib + 1
+    assert run(house, one, "rm", "/state/big").status == 0
+
+
+def test_memory_past_the_limit_ends_the_sandbox_not_the_host(house: House, fresh: Fresh) -> None:
+    binds(house, "memory")
+    one = house.started(fresh())
+    run(house, one, "sh", "-c", "echo kept > /state/a; sync")
+    code = "b = []\nwhile len(b) < 3000: b.append(bytearray(b'x' * (1 << 20)))\nprint('all of it')\n"
+    try:
+        assert b"all of it" not in python(house, one, code, deadline_s=60).stdout
+    except SandboxGone:
+        assert state(house, one) is not State.RUNNING
+    house.driver.start(one)
+    assert run(house, one, "cat", "/state/a").stdout == b"kept\n"
+
+
+def test_cpu_time_is_bounded(house: House, fresh: Fresh) -> None:
+    binds(house, "cpus")
+    one = house.started(fresh())
+    before, started = _cpu_s(house, one), time.monotonic()
+    spin = "for i in 1 2 3 4; do (timeout 3 sh -c 'while :; do :; done') & done; wait"
+    run(house, one, "sh", "-c", spin, deadline_s=30)
+    used, wall = _cpu_s(house, one) - before, time.monotonic() - started
+    assert 0.2 * wall < used < 1.25 * wall * SMALL.cpus
+
+
+def _cpu_s(house: House, sandbox_id: str) -> float:
+    """Return the CPU time of a sandbox's processes, and of ours that ended: one engine's commands are these."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = 0
+    for pid in house.driver.pids(sandbox_id):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += sum(int(fields[index]) for index in (11, 12, 13, 14))
+    return total / os.sysconf("SC_CLK_TCK") + ended.ru_utime + ended.ru_stime

@@ -1,0 +1,170 @@
+"""What the capsule keeps about each of its sandboxes, and the disk it gives them.
+
+A sandbox's folder holds spec.json (written first, so that a killed create goes on with the same identity), the
+disk (complete once it has its name), and what the engine needs for a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from troupe_tasks import durable, process
+from troupe_tasks.errors import AlreadyExists, NotReady, SandboxGone, StateUnreadable
+from troupe_tasks.paths import Paths
+from troupe_tasks.sandbox.protocol import Isolation, SandboxSpec
+
+AGENT_UID = 1000
+_UID_FIRST, _UID_STEP, _UID_SLOTS = 500_000_000, 65_536, 20_000
+_SPEC_CAP = 1 << 20
+_MOUNT_POINTS = ("state", "workspace", "tmp", "proc", "dev", "run/troupe/egress", "run/troupe/guest")
+
+
+class Saved(BaseModel):
+    """One sandbox's own file. uid_base is the host uid that is 0 inside; None when an ordinary user made it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    spec: SandboxSpec
+    identity: str
+    isolation: Isolation
+    uid_base: int | None
+    created_at: datetime
+
+    @property
+    def host_uid(self) -> int:
+        """Return the host uid that owns /state and /workspace."""
+        return os.geteuid() if self.uid_base is None else self.uid_base + AGENT_UID
+
+
+def folders(paths: Paths) -> Iterator[str]:
+    """Yield the ID of every sandbox that has a folder."""
+    if paths.sandboxes.is_dir():
+        yield from sorted(entry.name for entry in paths.sandboxes.iterdir() if (entry / "spec.json").exists())
+
+
+def load(paths: Paths, sandbox_id: str) -> Saved:
+    """Return what is kept about a sandbox. Raises SandboxGone, StateUnreadable."""
+    file = paths.sandbox(sandbox_id) / "spec.json"
+    try:
+        return Saved.model_validate_json(durable.read_private(file, _SPEC_CAP))
+    except FileNotFoundError:
+        raise SandboxGone(f"there is no sandbox {sandbox_id}") from None
+    except ValidationError as error:
+        cause = str(error.errors()[0]["msg"])
+        raise StateUnreadable(f"{file} does not read as a sandbox's file", cause=cause) from None
+
+
+def save_new(paths: Paths, spec: SandboxSpec, isolation: Isolation) -> Saved:
+    """Write a sandbox's file, or return the one that is there when it is for the same spec."""
+    folder = durable.make_private_dir(paths.sandbox(spec.id))
+    if (folder / "spec.json").exists():
+        saved = load(paths, spec.id)
+        if saved.spec != spec:
+            raise AlreadyExists(f"there is a sandbox {spec.id} already, made to another plan")
+        return saved
+    check_image(spec.image)
+    base = _free_uid_base(paths, spec.id) if os.geteuid() == 0 else None
+    saved = Saved(
+        spec=spec, identity=uuid.uuid4().hex, isolation=isolation, uid_base=base, created_at=datetime.now(UTC)
+    )
+    durable.write(folder / "spec.json", saved.model_dump_json(indent=1).encode())
+    return saved
+
+
+def check_image(image: Path) -> None:
+    """Refuse an image that lacks a mount point: it is read-only, so none can be made later."""
+    lacking = [name for name in _MOUNT_POINTS if not (image / name).is_dir()]
+    if lacking:
+        raise NotReady(
+            f"the image {image} has no folder /{lacking[0]}", cause="a sandbox mounts it there",
+            hint="Remove the image; the next create builds it again.",
+        )  # fmt: skip
+
+
+def _free_uid_base(paths: Paths, sandbox_id: str) -> int:
+    """Return a range of 65,536 host uids that no other sandbox has."""
+    taken = {load(paths, other).uid_base for other in folders(paths)}
+    first = int.from_bytes(hashlib.sha256(sandbox_id.encode()).digest()[:4]) % _UID_SLOTS
+    for step in range(_UID_SLOTS):
+        base = _UID_FIRST + (first + step) % _UID_SLOTS * _UID_STEP
+        if base not in taken:
+            return base
+    raise NotReady(
+        "every range of user IDs is taken by a sandbox", hint="Delete agents that you no longer need."
+    )
+
+
+def has_disk(paths: Paths, saved: Saved) -> bool:
+    """Tell whether a sandbox's disk is complete."""
+    return disk(paths, saved).exists()
+
+
+def disk(paths: Paths, saved: Saved) -> Path:
+    """Return where a sandbox's disk is: an ext4 image, or a folder where only root could mount one."""
+    return paths.sandbox(saved.spec.id) / ("disk" if saved.uid_base is None else "disk.ext4")
+
+
+def make_disk(paths: Paths, saved: Saved) -> None:
+    """Make the disk with an empty state/ and workspace/; one that is complete is never touched."""
+    target = disk(paths, saved)
+    if target.exists():
+        return
+    fresh = target.with_name(f"{target.name}.new")
+    seed = target.with_name("seed")
+    for leftover in (fresh, seed):
+        durable.remove_tree(leftover)
+    tree = fresh if saved.uid_base is None else seed
+    for name in ("state", "workspace"):
+        (tree / name).mkdir(parents=True, mode=0o700)
+        os.chown(tree / name, saved.host_uid, saved.host_uid if saved.uid_base is not None else -1)
+    if saved.uid_base is not None:
+        _format(fresh, seed, saved.spec.sizes.storage_mib)
+        durable.remove_tree(seed)
+    fresh.rename(target)
+    durable.sync_dir(target.parent)
+
+
+def _format(image: Path, seed: Path, size_mib: int) -> None:
+    handle = os.open(image, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        os.ftruncate(handle, size_mib << 20)
+        # -m 0: nothing inside is root, so blocks kept for root would be lost; -d copies the seed's owners as well.
+        process.run(["mkfs.ext4", "-q", "-F", "-m", "0", "-d", seed, image], deadline_s=120)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def used_mib(paths: Paths, saved: Saved) -> int:
+    """Return what the disk takes on the host, rounded up."""
+    target = disk(paths, saved)
+    if target.is_file():
+        return -(-target.stat().st_blocks * 512 >> 20)
+    total = 0
+    for folder, _names, files in os.walk(target, followlinks=False):
+        for name in files:
+            try:
+                total += (Path(folder) / name).lstat().st_blocks * 512
+            except OSError:  # removed while we looked
+                continue
+    return -(-total >> 20)
+
+
+def forget(paths: Paths, sandbox_id: str) -> None:
+    """Remove a sandbox's folder: the disk first and spec.json last, so that a killed removal can go on."""
+    folder = paths.sandbox(sandbox_id)
+    if not folder.is_dir():
+        return
+    for entry in folder.iterdir():
+        if entry.name != "spec.json":
+            durable.remove_tree(entry)
+    shutil.rmtree(folder)
+    durable.sync_dir(folder.parent)

@@ -1,0 +1,34 @@
+"""Open a driver by name, and tell which ones there are."""
+
+from __future__ import annotations
+
+from troupe_tasks.errors import NotReady, UsageError
+from troupe_tasks.paths import Paths
+from troupe_tasks.sandbox.protocol import Isolation, Sandboxes
+from troupe_tasks.text import line
+
+NAMES = ("capsule",)
+
+
+def open_driver(name: str, paths: Paths, *, isolation: Isolation | None = None) -> Sandboxes:
+    """Return a driver; with isolation, one that makes sandboxes of that kind alone. Raises UsageError."""
+    if name != "capsule":
+        raise UsageError(f"there is no driver '{line(name, 40)}'", hint=f"Accepted: {', '.join(NAMES)}.")
+    from troupe_tasks.sandbox.capsule.driver import Capsule
+    from troupe_tasks.sandbox.capsule.engine import Engine
+    from troupe_tasks.sandbox.capsule.gvisor import Gvisor
+    from troupe_tasks.sandbox.capsule.namespaces import Namespaces
+
+    engines: list[Engine] = [Gvisor(paths), Namespaces(paths)]
+    return Capsule(paths, [engine for engine in engines if isolation in {None, engine.isolation}])
+
+
+def available(paths: Paths) -> dict[str, Isolation | NotReady]:
+    """Return, for every driver, what it isolates by here, or why it can't."""
+    found: dict[str, Isolation | NotReady] = {}
+    for name in NAMES:
+        try:
+            found[name] = open_driver(name, paths).isolation()
+        except NotReady as error:
+            found[name] = error
+    return found

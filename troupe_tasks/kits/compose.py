@@ -1,0 +1,118 @@
+"""What goes into an agent of a kit: the files of its state, the environment and the words of its commands."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from troupe_tasks.kits.model import Kit
+
+STATE = "/state"
+HERMES_HOME = f"{STATE}/hermes"
+WORKSPACE = "/workspace"
+USAGE_FILE = "/tmp/self-test.json"
+PROXY = "http://127.0.0.1:3128"
+STAND_IN = "sk-rehearsal-"
+
+# Reads the archive of `archive` on stdin, inside the sandbox, as the agent's own user.
+UNPACK = ("tar", "--extract", "--file=-", f"--directory={STATE}", "--no-same-owner", "--preserve-permissions")
+
+# Spares the package index a question at each start: the version is pinned, the answer would be unused.
+_UPDATE_CHECK = b'{"ts": 9999999999, "rev": null, "ver": "%s", "behind": 0}\n'
+_FOLDERS = (("hermes", 0o700), ("home", 0o700))
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """A file put into a new agent, its path relative to /state."""
+
+    path: str
+    data: bytes
+    mode: int = 0o600
+
+
+def rehearsal_key() -> str:
+    """Return a new stand-in for a model key: worthless outside this machine's rehearsal model."""
+    return STAND_IN + secrets.token_hex(16)
+
+
+def state_files(kit: Kit, *, key: str, soul: bytes | None = None) -> tuple[StateFile, ...]:
+    """Return the files of a new rehearsal agent's state: persona (the kit's, or soul) and stand-in key."""
+    persona = soul if soul is not None else kit.file("SOUL.md").read_bytes()
+    return (
+        StateFile("hermes/.env", f"REHEARSAL_API_KEY={key}\n".encode()),
+        StateFile("hermes/SOUL.md", persona),
+        StateFile("hermes/.update_check", _UPDATE_CHECK % hermes_version(kit).encode()),
+    )
+
+
+def hermes_version(kit: Kit) -> str:
+    """Return the version of Hermes that the kit's lock pins."""
+    for line in kit.file("requirements.lock").read_text(encoding="ascii").splitlines():
+        if line.startswith("hermes-agent"):
+            return line.partition("==")[2].rstrip(" \\")
+    raise ValueError(f"{kit.file('requirements.lock')} pins no hermes-agent")
+
+
+def archive(files: Iterable[StateFile]) -> bytes:
+    """Return a tar archive of the files and their folders, for UNPACK."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, mode in _FOLDERS:
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, mode
+            tar.addfile(folder)
+        for file in files:
+            entry = tarfile.TarInfo(file.path)
+            entry.size, entry.mode = len(file.data), file.mode
+            tar.addfile(entry, io.BytesIO(file.data))
+    return buffer.getvalue()
+
+
+def environment(kit: Kit) -> dict[str, str]:
+    """Return the environment of everything that runs in a rehearsal agent of the kit."""
+    proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), PROXY)
+    direct = "127.0.0.1,localhost,::1"
+    return {
+        "PATH": f"/opt/{kit.name}/bin:/usr/local/bin:/usr/bin:/bin",
+        "HOME": f"{STATE}/home",
+        "USER": "agent",
+        "LOGNAME": "agent",
+        "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        "TMPDIR": "/tmp",
+        "HERMES_HOME": HERMES_HOME,
+        "HERMES_MANAGED_DIR": "/etc/hermes/rehearsal",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **proxies,
+        "NO_PROXY": direct,
+        "no_proxy": direct,
+    }
+
+
+def turn(kit: Kit, message: str) -> list[str]:
+    """Return the words that give the agent one message and print its reply."""
+    return _filled(kit.commands.turn, {"message": message})
+
+
+def self_test(kit: Kit, message: str) -> list[str]:
+    """Return the words of a self-test: one message, and how it went as JSON in USAGE_FILE.
+
+    Their exit status is 0 whenever any text came out; only the file tells whether the model answered.
+    """
+    return _filled(kit.commands.self_test, {"message": message, "usage": USAGE_FILE})
+
+
+def _filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    return [_fill(word, values) for word in words]
+
+
+def _fill(word: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        head, found, tail = word.partition(f"{{{name}}}")
+        if found:
+            return f"{head}{value}{tail}"  # a message that holds {usage} is left as it is
+    return word

@@ -1,0 +1,220 @@
+"""Real supervisord under a temporary folder, whose name holds what its own format can't."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from troupe_tasks.errors import NotReady
+from troupe_tasks.paths import Paths
+from troupe_tasks.services import launch
+from troupe_tasks.services.protocol import Phase, Service
+from troupe_tasks.services.supervisor import Supervisor
+
+_STAYS = "import time\nprint('up', flush=True)\nwhile True: time.sleep(60)"
+_DEAF = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + _STAYS
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    root = tmp_path / "a b ;c #d %e [f] 'g' é" / ("long-" * 20)
+    return Paths(data=root / "data", config=root / "config", state=root / "state")
+
+
+@pytest.fixture
+def keeper(paths: Paths) -> Iterator[Supervisor]:
+    one = Supervisor(paths)
+    yield one
+    one.shutdown()
+    folder = paths.run / "supervisor" / "programs"
+    assert [launch.holders(lock) for lock in folder.glob("*.lock")] == [[] for _ in folder.glob("*.lock")]
+
+
+def service(
+    paths: Paths,
+    code: str = _STAYS,
+    *,
+    name: str = "gateway-jane",
+    stop_wait_s: int = 5,
+    final_exits: tuple[int, ...] = (),
+) -> Service:
+    return Service(
+        name=name, argv=(sys.executable, "-I", "-S", "-c", code), log=paths.logs("jane") / f"{name}.log",
+        env={"MARK": "% ; #'\""}, start_s=1, start_tries=1, stop_wait_s=stop_wait_s, final_exits=final_exits,
+    )  # fmt: skip
+
+
+def until(what: Callable[[], bool], deadline_s: float = 20) -> None:
+    end = time.monotonic() + deadline_s
+    while not what():
+        assert time.monotonic() < end, "the awaited did not happen"
+        time.sleep(0.02)
+
+
+def phase(keeper: Supervisor, name: str = "gateway-jane") -> Phase:
+    return keeper.states()[name].phase
+
+
+def pid(keeper: Supervisor, name: str = "gateway-jane") -> int:
+    until(lambda: keeper.states()[name].pid is not None)
+    return keeper.states()[name].pid or 0
+
+
+def started(keeper: Supervisor, one: Service) -> int:
+    keeper.add(one)
+    keeper.start([one.name])
+    until(lambda: one.log.is_file() and b"up" in one.log.read_bytes())
+    return pid(keeper, one.name)
+
+
+def test_states_without_services_starts_nothing(paths: Paths) -> None:
+    assert Supervisor(paths).states() == {}
+    assert not paths.run.exists()
+
+
+def test_a_started_service_runs_and_logs_privately(paths: Paths, keeper: Supervisor) -> None:
+    one = service(paths, "import os\nprint(os.environ['MARK'], sorted(os.environ))\n" + _STAYS)
+    started(keeper, one)
+    until(lambda: phase(keeper) is Phase.RUNNING)
+    assert one.log.read_text(encoding="utf-8").startswith("% ; #'\" ['HOME', 'LANG', ")
+    assert one.log.stat().st_mode & 0o077 == 0
+    assert keeper.states()["gateway-jane"].since == pytest.approx(time.time(), abs=30)
+    socket = paths.run / "supervisor" / "supervisor.sock"
+    assert socket.stat().st_mode & 0o077 == 0
+
+
+def test_a_killed_service_comes_back(paths: Paths, keeper: Supervisor) -> None:
+    first = started(keeper, service(paths))
+    os.kill(first, signal.SIGKILL)
+    until(lambda: keeper.states()["gateway-jane"].pid not in {None, first})
+    until(lambda: phase(keeper) is Phase.RUNNING)
+
+
+def test_a_service_that_keeps_ending_fails_after_its_limit(paths: Paths, keeper: Supervisor) -> None:
+    keeper.add(service(paths, "raise SystemExit(7)"))
+    keeper.start(["gateway-jane"])
+    until(lambda: phase(keeper) is Phase.FAILED)
+    state = keeper.states()["gateway-jane"]
+    assert "too quickly" in state.why
+    assert state.since == pytest.approx(time.time(), abs=30)
+
+
+def test_a_final_exit_status_is_not_restarted(paths: Paths, keeper: Supervisor) -> None:
+    ends = "import time\nprint('up', flush=True)\ntime.sleep(1.5)\nraise SystemExit(78)"
+    first = started(keeper, service(paths, ends, final_exits=(78,)))
+    until(lambda: phase(keeper) is Phase.ENDED)
+    assert keeper.states()["gateway-jane"].exit == 78
+    assert not Path("/proc", str(first)).exists()
+
+
+def test_stop_ends_the_whole_group_at_once_for_all(paths: Paths, keeper: Supervisor) -> None:
+    child = "import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid)\n"
+    services = [service(paths, child + _STAYS, name=f"gateway-{n}") for n in ("a", "b")]
+    processes = [started(keeper, one) for one in services]
+    processes += [int(one.log.read_text(encoding="ascii").split()[0]) for one in services]
+    assert keeper.stop(["gateway-a", "gateway-b"]) == ()
+    assert {state.phase for state in keeper.states().values()} == {Phase.STOPPED}
+    until(lambda: not any(Path("/proc", str(process), "exe").exists() for process in processes))
+
+
+def test_stop_tells_which_had_to_be_killed(paths: Paths, keeper: Supervisor) -> None:
+    started(keeper, service(paths, _DEAF, stop_wait_s=1))
+    assert keeper.stop(["gateway-jane"]) == ("gateway-jane",)
+
+
+def test_starting_twice_and_stopping_twice_is_fine(paths: Paths, keeper: Supervisor) -> None:
+    first = started(keeper, service(paths))
+    keeper.start(["gateway-jane"])
+    assert pid(keeper) == first
+    keeper.stop(["gateway-jane"])
+    assert keeper.stop(["gateway-jane"]) == ()
+
+
+def test_adding_the_same_again_leaves_it_running_and_a_change_stops_it(
+    paths: Paths, keeper: Supervisor
+) -> None:
+    first = started(keeper, service(paths))
+    keeper.add(service(paths))
+    assert pid(keeper) == first
+    keeper.add(service(paths, stop_wait_s=9))
+    assert phase(keeper) is Phase.STOPPED
+    keeper.restart(["gateway-jane"])
+    assert pid(keeper) != first
+
+
+def test_an_unknown_service_is_told(keeper: Supervisor) -> None:
+    with pytest.raises(NotReady, match="gateway-nobody"):
+        keeper.start(["gateway-nobody"])
+
+
+def test_a_removed_service_leaves_no_file(paths: Paths, keeper: Supervisor) -> None:
+    started(keeper, service(paths))
+    keeper.remove("gateway-jane")
+    keeper.remove("gateway-jane")
+    assert keeper.states() == {}
+    assert list((paths.run / "supervisor" / "programs").iterdir()) == []
+    assert "gateway-jane" not in (paths.run / "supervisor" / "supervisord.conf").read_text(encoding="utf-8")
+
+
+def kill_supervisord(paths: Paths) -> None:
+    daemon = int((paths.run / "supervisor" / "supervisord.pid").read_text(encoding="ascii"))
+    os.kill(daemon, signal.SIGKILL)
+    until(lambda: not Path("/proc", str(daemon), "exe").exists())
+
+
+def test_a_killed_supervisord_comes_back_with_one_of_each_service(paths: Paths, keeper: Supervisor) -> None:
+    orphan = started(keeper, service(paths))
+    keeper.add(service(paths, name="gateway-down"))
+    kill_supervisord(paths)
+    assert Path("/proc", str(orphan)).exists()
+    until(lambda: keeper.states()["gateway-jane"].phase is Phase.RUNNING)
+    lock = paths.run / "supervisor" / "programs" / "gateway-jane.lock"
+    until(lambda: launch.holders(lock) == [pid(keeper)])
+    assert pid(keeper) != orphan
+    assert phase(keeper, "gateway-down") is Phase.STOPPED
+
+
+def test_an_orphan_is_stopped_without_its_supervisord(paths: Paths, keeper: Supervisor) -> None:
+    orphan = started(keeper, service(paths))
+    kill_supervisord(paths)
+    keeper.stop(["gateway-jane"])
+    assert not Path("/proc", str(orphan), "exe").exists()
+    assert phase(keeper) is Phase.STOPPED
+
+
+def test_after_a_machine_restart_nothing_starts_by_itself(
+    paths: Paths, keeper: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orphan = started(keeper, service(paths))
+    kill_supervisord(paths)
+    os.kill(orphan, signal.SIGKILL)
+    monkeypatch.setattr("troupe_tasks.services.supervisor._boot", lambda: "another start")
+    assert phase(keeper) is Phase.STOPPED
+    keeper.start(["gateway-jane"])
+    until(lambda: phase(keeper) is Phase.RUNNING)
+
+
+def test_a_flood_of_output_is_rotated(paths: Paths, keeper: Supervisor) -> None:
+    one = service(paths, "for _ in range(26000): print('x' * 999)\n" + _STAYS)
+    keeper.add(one)
+    keeper.start(["gateway-jane"])
+    until(lambda: one.log.is_file() and b"up" in one.log.read_bytes(), deadline_s=60)
+    found = sorted(path.name for path in one.log.parent.iterdir())
+    assert found == [one.log.name + end for end in ("", ".1", ".2", ".3")]
+    assert all(path.stat().st_size <= 6 << 20 for path in one.log.parent.iterdir())
+
+
+def test_shutdown_leaves_no_process(paths: Paths, keeper: Supervisor) -> None:
+    first = started(keeper, service(paths))
+    daemon = int((paths.run / "supervisor" / "supervisord.pid").read_text(encoding="ascii"))
+    keeper.shutdown()
+    keeper.shutdown()
+    assert not Path("/proc", str(first), "exe").exists()
+    assert not Path("/proc", str(daemon), "exe").exists()
+    assert phase(keeper) is Phase.STOPPED

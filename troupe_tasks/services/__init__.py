@@ -1,0 +1,1 @@
+"""Services: the programs that stay up for agents, and who keeps them up."""

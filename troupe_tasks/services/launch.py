@@ -1,0 +1,108 @@
+"""Become a service's program, once no orphan of it is left.
+
+The supervisor starts this file by itself, without troupe's package, for it must be quick and leave nothing
+behind: it takes the service's kernel lock, which the program it becomes holds for life. A lock that is held
+means that an earlier supervisor was killed and its program lives on: that one is stopped first, so there
+are never two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+_GRACE_S = 10.0
+_KILLED_S = 5.0
+_BUSY = 75
+
+
+def holders(lock: Path) -> list[int]:
+    """Return the processes that hold a service's lock file open."""
+    if _free(lock):
+        return []
+    # By name, with plain os calls: a machine may have 100,000 open files, and this is waited for.
+    wanted = os.path.realpath(lock)
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and _has_open(pid, wanted)]  # noqa: PTH208
+
+
+def _free(lock: Path) -> bool:
+    """Tell whether nobody holds the lock: reading every process's files is slow, this is not."""
+    try:
+        handle = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        return _taken(handle, fcntl.LOCK_SH)
+    finally:
+        os.close(handle)
+
+
+def _taken(handle: int, kind: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _taken_soon(handle: int) -> bool:
+    """Take the lock for good; whoever only looks at it (`_free`) has it for a moment, and is no orphan."""
+    for _ in range(10):
+        if _taken(handle, fcntl.LOCK_EX):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _has_open(pid: str, wanted: str) -> bool:
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                if os.readlink(f"{folder}/{name}") == wanted:  # noqa: PTH115
+                    return True
+    return False
+
+
+def end_holders(lock: Path, grace_s: float = _GRACE_S) -> bool:
+    """Stop the processes that hold the lock, asking first, and tell whether none is left."""
+    for asked, wait_s in ((signal.SIGINT, grace_s), (signal.SIGKILL, _KILLED_S)):
+        until = time.monotonic() + wait_s
+        for pid in holders(lock):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, asked)
+        while not _free(lock):
+            if time.monotonic() >= until:
+                break
+            time.sleep(0.05)
+        else:
+            return True
+    return False
+
+
+def main(name: str) -> NoReturn:
+    """Become the program that programs/NAME.json describes; the working folder is the supervisor's."""
+    os.umask(0o077)
+    lock = Path("programs", f"{name}.lock")
+    # Read-only, and inherited on purpose: whoever has it can at most keep it.
+    handle = os.open(lock, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o400)
+    if not _taken_soon(handle):
+        os.close(handle)
+        sys.stderr.write(f"{name}: an orphan of an earlier supervisor still runs; stopping it\n")
+        if not end_holders(lock):
+            sys.exit(_BUSY)
+        main(name)
+    os.set_inheritable(handle, True)
+    spec = json.loads(Path("programs", f"{name}.json").read_bytes())
+    os.chdir("/")
+    os.execve(spec["argv"][0], spec["argv"], spec["env"])  # noqa: S606 - that is the point
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

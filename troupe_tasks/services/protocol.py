@@ -1,0 +1,81 @@
+"""What a keeper of services can be asked, whichever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+
+class Phase(StrEnum):
+    """Where a service is in its life."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting to be restarted"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    ENDED = "ended by itself"
+    FAILED = "failed"
+
+    @property
+    def up(self) -> bool:
+        """Tell whether it runs, or will again by itself: such a gateway counts as running."""
+        return self in {Phase.STARTING, Phase.RUNNING, Phase.WAITING}
+
+
+@dataclass(frozen=True)
+class ServiceState:
+    """A service's phase, process, since when (seconds of the epoch), exit status if it ended, why if it failed."""
+
+    phase: Phase
+    pid: int | None = None
+    since: float | None = None
+    exit: int | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A program to keep up.
+
+    It counts as started after start_s; ending sooner, start_tries times more with growing pauses, makes it
+    failed. Later it is restarted whenever it ends, unless by a status in final_exits. It is stopped by SIGINT
+    to its whole group, after stop_wait_s by SIGKILL. log must lie in a folder of ours.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    start_s: int = 5
+    start_tries: int = 5
+    stop_wait_s: int = 70
+    final_exits: tuple[int, ...] = ()
+
+
+class Services(Protocol):
+    """A keeper of services. Every call is safe to repeat."""
+
+    def add(self, service: Service) -> None:
+        """Make a service known, or change it; it is left stopped, unless it ran just so already."""
+
+    def remove(self, name: str) -> None:
+        """Stop a service and forget it."""
+
+    def start(self, names: Iterable[str]) -> None:
+        """Start services; one that runs is left alone."""
+
+    def stop(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Stop services, all at once, and return those that had to be killed."""
+
+    def restart(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Stop and start services, and return those that had to be killed."""
+
+    def states(self) -> dict[str, ServiceState]:
+        """Return every known service's state, in one call to the keeper."""
+
+    def shutdown(self) -> None:
+        """Stop every service and the keeper itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 # Cc and Cf hold escape sequences and bidirectional overrides; Cs, Co and Cn have no agreed look;
 # Zl and Zp break lines behind a reader's back.
@@ -39,7 +40,7 @@ def line(text: str | bytes, limit: int = 200) -> str:
     return clip(escape(text, keep_newlines=False), limit)
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Return a plain table, columns padded to their widest cell."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = [

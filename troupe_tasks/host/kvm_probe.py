@@ -15,6 +15,7 @@ import fcntl
 import json
 import mmap
 import os
+import signal
 import struct
 import sys
 from typing import Final
@@ -152,5 +153,6 @@ def probe(device: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    signal.alarm(5)  # a parent that was killed can't end a guest that spins
     _tell(probe(sys.argv[1] if len(sys.argv) > 1 else DEVICE))
     os._exit(0)  # nothing here is worth an orderly end, and a guest's memory is still exported

@@ -1,0 +1,1 @@
+"""The front door: one file per command; flags in, answer out, no logic."""

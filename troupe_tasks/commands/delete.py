@@ -1,0 +1,62 @@
+"""`troupe delete`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from invoke import Context
+
+from troupe_tasks.commands.frame import command
+
+if TYPE_CHECKING:
+    from troupe_tasks.paths import Paths
+
+
+@command(
+    example='troupe delete mr-doyle --yes-i-mean "Mr. Doyle"',
+    flags={"agent": "The agent's ID.", "yes_i_mean": "The agent's name as shown; without it you are asked."},
+    positional=("agent",),
+)
+def delete(context: Context, agent: str, yes_i_mean: str = "", debug: bool = False) -> None:
+    """Delete an agent: its sandbox, keys, receipts, backups, logs and environment."""
+    from troupe_tasks.commands import output
+    from troupe_tasks.commands.agent import chosen
+    from troupe_tasks.errors import NotFound
+    from troupe_tasks.operations.delete import delete as perform
+    from troupe_tasks.operations.delete import known
+
+    house, agent_id = chosen(agent, hint=False)
+    if not known(house.paths, agent_id):
+        raise NotFound(f"there is no agent {agent_id}")
+    name = _name(house.paths, agent_id)
+    if name is not None:
+        _confirm(name, yes_i_mean)
+    with output.progress() as progress:
+        perform(house, agent_id, told=progress.step)
+    print(f"{agent_id} is deleted; its name is free again.")
+
+
+def _name(paths: Paths, agent_id: str) -> str | None:
+    """Return the name to be typed; None when a delete got so far that the record is gone, or it can't be read."""
+    from troupe_tasks import record as records
+    from troupe_tasks.errors import StateUnreadable
+
+    try:
+        record = records.find(paths, agent_id)
+    except StateUnreadable:
+        return agent_id
+    return record.name if record else None
+
+
+def _confirm(name: str, given: str) -> None:
+    from troupe_tasks.commands.output import ask, somebody_is_there
+    from troupe_tasks.errors import NotConfirmed
+    from troupe_tasks.text import escape
+
+    if not given and somebody_is_there():
+        given = ask(f"This deletes everything of the agent. Type its name, {escape(name)}:")
+    if given != name:
+        raise NotConfirmed(
+            "nothing was deleted", cause="the name that was given is not the agent's",
+            hint=f'Type it as shown, or pass --yes-i-mean "{name}".',
+        )  # fmt: skip

@@ -1,0 +1,64 @@
+"""`troupe list`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from invoke import Context
+
+from troupe_tasks.commands.frame import command
+
+if TYPE_CHECKING:
+    from troupe_tasks.operations.inventory import Agent
+
+_HEAD = ("ID", "NAME", "STATE", "KIT", "CPUS", "MEMORY", "DISK", "DRIVER", "KEYS", "UP")
+
+
+@command(example="troupe list --json", flags={}, name="list")
+def listing(context: Context, json: bool = False, debug: bool = False) -> None:
+    """List every agent, and the sandboxes that are not troupe's."""
+    from troupe_tasks.commands.output import show_json
+    from troupe_tasks.operations.house import House
+    from troupe_tasks.operations.inventory import agents
+    from troupe_tasks.paths import Paths
+    from troupe_tasks.text import escape, table
+
+    found = agents(House(Paths.from_env()))
+    if json:
+        show_json([agent.model_dump(mode="json") for agent in found])
+        return
+    if not found:
+        print('No agents yet. Create one: troupe create hermes --name "Mr. Doyle" --rehearsal')
+        return
+    print(table(_HEAD, [_row(agent) for agent in found]))
+    for agent in found:
+        if agent.why:
+            print(f"{escape(agent.id or agent.name)}: {escape(agent.why)}")
+        if agent.unfinished:
+            finish = escape(agent.unfinished.finish)
+            print(f"{agent.id}: unfinished {agent.unfinished.operation}; finish it with: {finish}")
+
+
+def _row(agent: Agent) -> tuple[str, ...]:
+    from troupe_tasks.sizes import show_mib
+    from troupe_tasks.text import line
+
+    sizes = agent.sizes
+    return (
+        agent.id or "-", line(agent.name, 40), agent.state, f"{agent.kit} {agent.version}".strip() or "-",
+        str(sizes.cpus) if sizes else "?", show_mib(sizes.memory_mib) if sizes else "?",
+        show_mib(sizes.storage_mib) if sizes else "?", f"{agent.driver} ({agent.isolation or '?'})", agent.key_tier or "-",
+        duration(agent.up_seconds),
+    )  # fmt: skip
+
+
+def duration(seconds: int | None) -> str:
+    """Return a time span in its two largest units."""
+    if seconds is None:
+        return "-"
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if days:
+        return f"{days}d {hours % 24}h"
+    if hours:
+        return f"{hours}h {minutes % 60}m"
+    return f"{minutes}m {seconds % 60}s"

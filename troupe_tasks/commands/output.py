@@ -1,0 +1,83 @@
+"""What commands show and ask: JSON or text on stdout, progress and questions on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+def show_json(value: BaseModel | list[Any] | dict[str, Any]) -> None:
+    """Print a value as JSON, one document."""
+    import json
+
+    plain = value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+    print(json.dumps(plain, indent=2, ensure_ascii=True))
+
+
+class Progress:
+    """Long work's progress: a spinner and ticked lines on a terminal, plain lines elsewhere."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._fancy = not quiet and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._status: Any = None
+
+    def step(self, doing: str) -> None:
+        """Say what is being done now."""
+        if self._quiet:
+            return
+        if not self._fancy:
+            print(f"- {doing}", file=sys.stderr, flush=True)
+            return
+        if self._status is None:
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status(doing)
+            self._status.start()
+        else:
+            self._status.update(doing)
+
+    def close(self) -> None:
+        """End the spinner; nothing of it stays on the screen."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+@contextmanager
+def progress(*, quiet: bool = False) -> Iterator[Progress]:
+    """Give a Progress that ends with the work, however it ends."""
+    shown = Progress(quiet=quiet)
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+def note(text: str) -> None:
+    """Say something beside the answer."""
+    from troupe_tasks.text import escape
+
+    print(escape(text), file=sys.stderr, flush=True)
+
+
+def somebody_is_there() -> bool:
+    """Tell whether a person can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask(question: str) -> str:
+    """Ask a person and return the answer, without its newline; end of input is an empty answer."""
+    print(question, end=" ", file=sys.stderr, flush=True)
+    return sys.stdin.readline().rstrip("\n")
+
+
+def confirmed(question: str) -> bool:
+    """Ask a yes-or-no question; anything but yes, or nobody to ask, is no."""
+    return somebody_is_there() and ask(f"{question} [yes/no]").strip().lower() in ("y", "yes")

@@ -1,0 +1,23 @@
+"""The commands' names, for `troupe` and `invoke` alike."""
+
+from __future__ import annotations
+
+from invoke import Collection
+
+from troupe_tasks.commands.chat import chat
+from troupe_tasks.commands.config import get, put, show, unset
+from troupe_tasks.commands.create import create
+from troupe_tasks.commands.delete import delete
+from troupe_tasks.commands.doctor import doctor
+from troupe_tasks.commands.listing import listing
+from troupe_tasks.commands.logs import logs
+from troupe_tasks.commands.power import restart, start, stop
+from troupe_tasks.commands.receipts import receipts
+from troupe_tasks.commands.status import status
+from troupe_tasks.commands.version import version
+
+namespace = Collection(
+    create, listing, status, chat, start, stop, restart, logs, delete, receipts, doctor, version,
+    config=Collection("config", show, get, put, unset),
+)  # fmt: skip
+namespace.collections["config"].default = "list"

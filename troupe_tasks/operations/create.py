@@ -1,0 +1,170 @@
+"""Create an agent: from a kit and a name to a running Hermes that has answered once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from troupe_tasks import journal, locks, resources, sizes
+from troupe_tasks import record as records
+from troupe_tasks.egress import policy
+from troupe_tasks.errors import AlreadyExists
+from troupe_tasks.journal import Decided, Journal, Step
+from troupe_tasks.kits import compose, image, pins
+from troupe_tasks.kits.model import Kit
+from troupe_tasks.operations import gateway, outlets, room
+from troupe_tasks.operations.house import House
+from troupe_tasks.operations.selftest import self_test
+from troupe_tasks.record import KitPin, Record, SelfTest, Sizes
+from troupe_tasks.sandbox.protocol import SandboxSpec
+from troupe_tasks.sandbox.protocol import Sizes as SandboxSizes
+
+Done = Mapping[str, Decided]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the person asked for."""
+
+    id: str
+    name: str
+    kit: Kit
+    rehearsal: bool
+    wanted: sizes.Wanted
+    soul: str | None = None
+    over_budget: bool = False
+
+    def inputs(self) -> dict[str, Any]:
+        """Return what makes this the same create as an interrupted one (never whether it was forced)."""
+        import hashlib
+
+        asked = {key: str(getattr(self.wanted, key)) for key in ("cpus", "memory_mib", "storage_mib")}
+        soul = hashlib.sha256(self.soul.encode()).hexdigest() if self.soul is not None else None
+        kit = {"kit": self.kit.name, "version": self.kit.version}
+        return {"name": self.name, "rehearsal": self.rehearsal, "soul": soul, **kit, **asked}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A create under way."""
+
+    house: House
+    wish: Wish
+    told: Callable[[str], None]
+
+    def record(self) -> Record:
+        """Return the agent's record, which the first step wrote."""
+        return records.load(self.house.paths, self.wish.id)
+
+
+def reserve(job: Job, done: Done) -> Decided:
+    """Check the sizes and write the record, which from now on holds the room, in one moment of the machine."""
+    wish, house = job.wish, job.house
+    with locks.machine(house.paths):
+        given = room.settled(house, wish.id, wish.wanted)
+        verdict = room.verdict(house, wish.id, given)
+        verdict.raise_refusals()
+        if not wish.over_budget:
+            verdict.raise_over()
+        driver = house.driver()
+        records.save(house.paths, Record(
+            id=wish.id, name=wish.name, kit=KitPin(type=wish.kit.name, version=wish.kit.version), driver=driver.name,
+            isolation=driver.isolation().value, rehearsal=wish.rehearsal, key_tier="none", sizes=given,
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        ))  # fmt: skip
+    return {"sizes": given.model_dump()}
+
+
+def build_image(job: Job, done: Done) -> Decided:
+    """Have the kit's image, which all agents of this kit version share."""
+    pins.pin(job.wish.kit, job.house.paths)
+    return {"digest": image.ensure_image(job.wish.kit, job.house.paths, job.told).digest}
+
+
+def open_egress(job: Job, done: Done) -> Decided:
+    """Say what the agent may reach, and have the broker take it up."""
+    policy.save(job.house.paths, _policy(job.wish.kit, job.record()))
+    outlets.ensure(job.house, rehearsal=job.wish.rehearsal)
+    job.house.broker.reload()
+    return {}
+
+
+def _policy(kit: Kit, record: Record) -> policy.EgressPolicy:
+    origin = f"kit {kit.name} {kit.version}"
+    hosts = tuple(policy.HostRule(host=one.host, ports=one.ports, origin=origin) for one in kit.egress)
+    return policy.EgressPolicy(id=record.id, rehearsal=record.rehearsal, mode=record.policy, hosts=hosts)
+
+
+def make_sandbox(job: Job, done: Done) -> Decided:
+    """Make the sandbox and write down which one it is."""
+    record = job.record()
+    root = image.ensure_image(job.wish.kit, job.house.paths, job.told).path
+    spec = SandboxSpec(
+        id=record.id, sizes=_sandbox_sizes(record.sizes), image=root,
+        egress=job.house.paths.egress(record.id) / "socket", env=compose.environment(job.wish.kit),
+    )  # fmt: skip
+    return {"identity": job.house.driver(record.driver).create(spec)}
+
+
+def _sandbox_sizes(given: Sizes) -> SandboxSizes:
+    return SandboxSizes(cpus=given.cpus, memory_mib=given.memory_mib, storage_mib=given.storage_mib)
+
+
+def boot(job: Job, done: Done) -> Decided:
+    """Start the sandbox."""
+    job.house.driver().start(job.wish.id)
+    return {}
+
+
+def furnish(job: Job, done: Done) -> Decided:
+    """Put in the SOUL, the seeds and the settings, by a program of ours inside."""
+    driver = job.house.driver()
+    driver.start(job.wish.id)  # the machine may have restarted since the last receipt
+    soul = job.wish.soul.encode() if job.wish.soul is not None else None
+    files = compose.state_files(job.wish.kit, key=compose.rehearsal_key(), soul=soul)
+    ran = driver.run(job.wish.id, compose.UNPACK, stdin=compose.archive(files), cwd="/", deadline_s=60)
+    gateway.expect_success(ran, "putting files into the sandbox")
+    return {"files": [file.path for file in files]}
+
+
+def start_gateway(job: Job, done: Done) -> Decided:
+    """Start the agent's gateway, which the services keep running from now on."""
+    gateway.start(job.house, job.record())
+    return {}
+
+
+def test(job: Job, done: Done) -> Decided:
+    """Send one message and keep how it went; a failure leaves the agent created."""
+    job.house.driver().start(job.wish.id)
+    result = self_test(job.house, job.record(), job.wish.kit)
+    return {"passed": result.passed, "cause": result.cause}
+
+
+STEPS: tuple[Step[Job], ...] = (
+    Step("reserve", reserve, "reserving room"),
+    Step("image", build_image, "getting the kit's image"),
+    Step("egress", open_egress, "opening its way out"),
+    Step("sandbox", make_sandbox, "making the sandbox"),
+    Step("boot", boot, "starting the sandbox"),
+    Step("furnish", furnish, "putting in its files"),
+    Step("gateway", start_gateway, "starting the gateway"),
+    Step("self-test", test, "sending it a first message"),
+)
+
+
+def create(house: House, wish: Wish, *, finish: str, told: Callable[[str], None]) -> tuple[Record, SelfTest]:
+    """Create an agent, or go on creating it; return its record and how its self-test went."""
+    resources.guest_dir()
+    with locks.agent(house.paths, wish.id):
+        book = Journal(house.paths, wish.id)
+        if book.unfinished() is None and records.find(house.paths, wish.id) is not None:
+            raise AlreadyExists(f"there is an agent {wish.id} already")
+        opened = book.open("create", inputs=wish.inputs(), finish=finish)
+        journal.perform(book, opened, Job(house, wish, told), STEPS, told=lambda step: told(step.doing))
+    record = records.load(house.paths, wish.id)
+    result = records.last_self_test(house.paths, wish.id)
+    if result is None:
+        raise RuntimeError("the self-test left no result")
+    return record, result

@@ -1,0 +1,96 @@
+"""Delete an agent: everything of it on this machine, whatever state it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from troupe_tasks import durable, journal, locks
+from troupe_tasks.egress import policy
+from troupe_tasks.errors import EgressFailed, NotFound, Tampered
+from troupe_tasks.journal import Decided, Journal, Step
+from troupe_tasks.operations.house import House, gateway_name
+from troupe_tasks.paths import Paths
+
+Done = Mapping[str, Decided]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A delete under way."""
+
+    house: House
+    id: str
+
+
+def stop_gateway(job: Job, done: Done) -> Decided:
+    """Take the gateway out of the services."""
+    job.house.services.remove(gateway_name(job.id))
+    return {}
+
+
+def remove_sandbox(job: Job, done: Done) -> Decided:
+    """Remove the sandbox with everything in it."""
+    job.house.driver().remove(job.id)
+    return {}
+
+
+def close_egress(job: Job, done: Done) -> Decided:
+    """Take away its way out; a broker that is down takes that up when it starts."""
+    policy.remove(job.house.paths, job.id)
+    try:
+        job.house.broker.reload()
+    except EgressFailed:
+        return {"broker": "was down"}
+    return {}
+
+
+def remove_files(job: Job, done: Done) -> Decided:
+    """Remove its logs and its environment; the record goes last, so that a list shows it until then."""
+    durable.remove_tree(job.house.paths.logs(job.id))
+    durable.remove_tree(job.house.paths.agent(job.id))
+    return {}
+
+
+STEPS: tuple[Step[Job], ...] = (
+    Step("gateway", stop_gateway, "stopping the gateway"),
+    Step("sandbox", remove_sandbox, "removing the sandbox"),
+    Step("egress", close_egress, "closing its way out"),
+    Step("files", remove_files, "removing its files"),
+)
+
+
+def known(paths: Paths, agent_id: str) -> bool:
+    """Tell whether there is anything of an agent for delete to remove: a record, receipts, or their remains."""
+    places = (paths.record(agent_id), paths.receipts(agent_id), _leftover(paths, agent_id))
+    return any(place.exists() for place in places)
+
+
+def delete(house: House, agent_id: str, *, told: Callable[[str], None]) -> None:
+    """Delete an agent, or finish deleting it. The receipts go last, in one rename."""
+    paths = house.paths
+    if not known(paths, agent_id):
+        raise NotFound(f"there is no agent {agent_id}")
+    with locks.agent(paths, agent_id):
+        if paths.receipts(agent_id).exists() or paths.record(agent_id).exists():
+            book = _book(paths, agent_id)
+            opened = book.open("delete", inputs={}, finish=f"troupe delete {agent_id}", supersedes=True)
+            journal.perform(book, opened, Job(house, agent_id), STEPS, told=lambda step: told(step.doing))
+            durable.rename(paths.receipts(agent_id), _leftover(paths, agent_id))
+        durable.remove_tree(_leftover(paths, agent_id))
+        locks.forget(paths, agent_id)
+
+
+def _book(paths: Paths, agent_id: str) -> Journal:
+    try:
+        return Journal(paths, agent_id)
+    except Tampered:
+        # Nothing can go on from altered receipts, and a delete needs none of what they say.
+        durable.remove_tree(paths.receipts(agent_id))
+        return Journal(paths, agent_id)
+
+
+def _leftover(paths: Paths, agent_id: str) -> Path:
+    place = paths.receipts(agent_id)
+    return place.with_name(f".{place.name}.deleted")

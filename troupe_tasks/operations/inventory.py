@@ -1,0 +1,173 @@
+"""What there is: every agent and every sandbox, from one listing of the runtime and one of the services."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from troupe_tasks import record as records
+from troupe_tasks.errors import Tampered
+from troupe_tasks.journal import ABANDONED, END, Journal
+from troupe_tasks.operations import room
+from troupe_tasks.operations.house import House, gateway_name
+from troupe_tasks.record import Record, SelfTest, Sizes
+from troupe_tasks.sandbox.protocol import LimitReport, Listing, SandboxInfo, State
+from troupe_tasks.services.protocol import Phase, ServiceState
+
+Standing = Literal["running", "starting", "stopped", "failed", "broken", "missing", "unknown", "not ours"]
+
+
+class Unfinished(BaseModel):
+    """An interrupted operation, and the command that finishes it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    operation: str
+    finish: str
+
+
+class Agent(BaseModel):
+    """One line of `list`: an agent, or a sandbox that is not troupe's (then kit and sizes may be unknown)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str | None
+    name: str
+    state: Standing
+    why: str = ""
+    kit: str = ""
+    version: str = ""
+    sizes: Sizes | None = None
+    driver: str
+    isolation: str = ""
+    key_tier: str = ""
+    up_seconds: int | None = None
+    unfinished: Unfinished | None = None
+
+
+class Full(BaseModel):
+    """All of `status`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    agent: Agent
+    record: Record
+    gateway: str
+    gateway_pid: int | None
+    budget: tuple[str, ...]
+    limits: tuple[LimitReport, ...]
+    disk_used_mib: int | None
+    self_test: SelfTest | None
+    egress: tuple[str, ...]
+
+
+def agents(house: House) -> list[Agent]:
+    """Return every agent, then every sandbox that is not troupe's."""
+    listing = house.listing()
+    services = house.services.states()
+    recorded = house.records()
+    known = {record.id for record in recorded}
+    ours = [_agent(house, record, listing, services, thorough=False) for record in recorded]
+    return [*ours, *(_stranger(house, info) for info in listing.sandboxes if info.id is None or info.id not in known)]
+
+
+def full(house: House, agent_id: str) -> Full:
+    """Return everything that is known of one agent."""
+    from troupe_tasks.egress import policy
+
+    record = records.load(house.paths, agent_id)
+    driver = house.driver(record.driver)
+    services = house.services.states()
+    agent = _agent(house, record, driver.list(), services, thorough=True)
+    gateway = services.get(gateway_name(agent_id))
+    there = agent.state not in ("missing", "unknown")
+    used = driver.disk_used_mib(agent_id) if there else None
+    lines = room.verdict(house, agent_id, record.sizes, grown_mib=used or 0).lines
+    try:
+        allowed = policy.load(house.paths, agent_id)
+        egress = tuple(f"{rule.host}:{','.join(map(str, rule.ports))} ({rule.origin})" for rule in allowed.hosts)
+    except FileNotFoundError:
+        egress = ()
+    return Full(
+        agent=agent, record=record, gateway=_gateway(gateway), gateway_pid=gateway.pid if gateway else None,
+        budget=tuple(line.show() for line in lines), limits=driver.limits(), disk_used_mib=used,
+        self_test=records.last_self_test(house.paths, agent_id), egress=egress,
+    )  # fmt: skip
+
+
+def _gateway(gateway: ServiceState | None) -> str:
+    return f"{gateway.phase} since {_when(gateway)}" if gateway else "not among the services"
+
+
+def pending(house: House, agent_id: str) -> Unfinished | None:
+    """Return an agent's interrupted operation, if there is one; every receipt is read and checked."""
+    opened = Journal(house.paths, agent_id).unfinished()
+    return Unfinished(operation=opened.operation, finish=opened.finish) if opened else None
+
+
+def _settled(house: House, agent_id: str) -> bool:
+    """Tell by the name of an agent's last receipt alone that nothing is unfinished."""
+    folder = house.paths.receipts(agent_id)
+    names = (entry.name for entry in os.scandir(folder)) if folder.is_dir() else ()
+    last = max((name for name in names if not name.startswith(".")), default=f"-{END}.json")
+    return last.endswith((f"-{END}.json", f"-{ABANDONED}.json"))
+
+
+def _agent(
+    house: House, record: Record, listing: Listing, services: dict[str, ServiceState], *, thorough: bool
+) -> Agent:
+    info = listing.find(record.id)
+    state, why = _standing(record, info, listing, services.get(gateway_name(record.id)))
+    try:
+        # A list reads no receipts of agents at rest: with many agents that would be most of its time.
+        rest = not thorough and _settled(house, record.id)
+        unfinished = None if rest else pending(house, record.id)
+    except Tampered as error:
+        unfinished, why = None, str(error)
+    return Agent(
+        id=record.id, name=record.name, state=state, why=why, kit=record.kit.type, version=record.kit.version,
+        sizes=record.sizes, driver=record.driver, isolation=record.isolation, key_tier=record.key_tier,
+        up_seconds=_up(info) if state == "running" else None, unfinished=unfinished,
+    )  # fmt: skip
+
+
+def _standing(
+    record: Record, info: SandboxInfo | None, listing: Listing, gateway: ServiceState | None
+) -> tuple[Standing, str]:
+    if info is None:
+        return ("missing", "recorded, but not listed") if listing.complete else ("unknown", "the listing is incomplete")
+    if info.state is State.BROKEN:
+        return "broken", "its sandbox is not whole"
+    phase = gateway.phase if gateway else Phase.STOPPED
+    if phase is Phase.FAILED:
+        return "failed", f"the gateway ended too often; last at {_when(gateway)}"
+    if phase is Phase.RUNNING and info.state is State.RUNNING:
+        return "running", ""
+    if record.wanted == "up" and phase.up:
+        return "starting", ""
+    return "stopped", "" if record.wanted == "down" else "`troupe start` brings it back"
+
+
+def _when(gateway: ServiceState | None) -> str:
+    if gateway is None or gateway.since is None:
+        return "an unknown time"
+    return datetime.fromtimestamp(gateway.since, UTC).isoformat(timespec="seconds")
+
+
+def _up(info: SandboxInfo | None) -> int | None:
+    if info is None or info.started_at is None:
+        return None
+    return max(0, int((datetime.now(UTC) - info.started_at).total_seconds()))
+
+
+def _stranger(house: House, info: SandboxInfo) -> Agent:
+    sizes = None
+    if info.sizes is not None:
+        sizes = Sizes(cpus=info.sizes.cpus, memory_mib=info.sizes.memory_mib, storage_mib=info.sizes.storage_mib)
+    return Agent(
+        id=None, name=info.name, state="not ours", why=info.state.value, sizes=sizes, driver=house.driver().name,
+        isolation=info.isolation.value if info.isolation else "",
+    )  # fmt: skip

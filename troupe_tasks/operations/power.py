@@ -1,0 +1,105 @@
+"""Start, stop and restart agents: the gateway and its sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from troupe_tasks import journal, locks
+from troupe_tasks import record as records
+from troupe_tasks.journal import Decided, Journal, Step
+from troupe_tasks.operations import gateway, outlets, room
+from troupe_tasks.operations.house import House, gateway_name
+from troupe_tasks.record import Record
+
+Done = Mapping[str, Decided]
+_SANDBOX_STOP_S = 20
+
+
+@dataclass(frozen=True)
+class Job:
+    """A start or stop under way."""
+
+    house: House
+    id: str
+    over_budget: bool = False
+
+    def record(self) -> Record:
+        """Return the agent's record."""
+        return records.load(self.house.paths, self.id)
+
+
+def reserve(job: Job, done: Done) -> Decided:
+    """Check the budget and write down that the agent is wanted up, in one moment of the machine."""
+    record = job.record()
+    with locks.machine(job.house.paths):
+        grown = job.house.driver(record.driver).disk_used_mib(record.id)
+        verdict = room.verdict(job.house, record.id, record.sizes, grown_mib=grown)
+        verdict.raise_refusals()
+        if not job.over_budget:
+            verdict.raise_over()
+        records.save(job.house.paths, record.model_copy(update={"wanted": "up"}))
+    return {}
+
+
+def open_egress(job: Job, done: Done) -> Decided:
+    """Have the broker up, and the agent's way out open."""
+    outlets.ensure(job.house, rehearsal=job.record().rehearsal)
+    job.house.broker.reload()
+    return {}
+
+
+def start_gateway(job: Job, done: Done) -> Decided:
+    """Start the sandbox and the gateway in it."""
+    record = job.record()
+    job.house.driver(record.driver).start(record.id)
+    gateway.start(job.house, record)
+    return {}
+
+
+def stop_gateway(job: Job, done: Done) -> Decided:
+    """Let current work finish and end the gateway; write down that the agent is wanted down."""
+    records.save(job.house.paths, job.record().model_copy(update={"wanted": "down"}))
+    killed = job.house.services.stop((gateway_name(job.id),))
+    return {"cut": bool(killed)}
+
+
+def stop_sandbox(job: Job, done: Done) -> Decided:
+    """Stop the sandbox."""
+    job.house.driver(job.record().driver).stop(job.id, deadline_s=_SANDBOX_STOP_S)
+    return {}
+
+
+START: tuple[Step[Job], ...] = (
+    Step("reserve", reserve, "reserving room"),
+    Step("egress", open_egress, "opening its way out"),
+    Step("gateway", start_gateway, "starting the gateway"),
+)
+STOP: tuple[Step[Job], ...] = (
+    Step("gateway", stop_gateway, "letting current work finish"),
+    Step("sandbox", stop_sandbox, "stopping the sandbox"),
+)
+
+
+def start(house: House, agent_id: str, *, over_budget: bool, told: Callable[[str], None]) -> None:
+    """Start one agent; running already is fine."""
+    _perform("start", START, Job(house, agent_id, over_budget), told)
+
+
+def stop(house: House, agent_id: str, *, told: Callable[[str], None]) -> bool:
+    """Stop one agent (stopped already is fine); return whether work was cut at the deadline."""
+    return bool(_perform("stop", STOP, Job(house, agent_id), told)["gateway"]["cut"])
+
+
+def known(house: House, agent_id: str) -> None:
+    """Raise NotFound for an agent that is neither here nor half made or half deleted."""
+    if Journal(house.paths, agent_id).unfinished() is None:
+        records.load(house.paths, agent_id)
+
+
+def _perform(name: str, steps: tuple[Step[Job], ...], job: Job, told: Callable[[str], None]) -> Mapping[str, Decided]:
+    known(job.house, job.id)
+    with locks.agent(job.house.paths, job.id):
+        book = Journal(job.house.paths, job.id)
+        opened = book.open(name, inputs={}, finish=f"troupe {name} {job.id}")
+        return journal.perform(book, opened, job, steps, told=lambda step: told(f"{job.id}: {step.doing}"))

@@ -1,0 +1,43 @@
+"""Whether this machine can run agents now: the doctor's findings, and the programs troupe brings for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from troupe_tasks.doctor import hardware
+from troupe_tasks.doctor import hardware
+from troupe_tasks.doctor.finding import Finding
+from troupe_tasks.doctor.machine import Machine
+from troupe_tasks.doctor.run import CHECKS, run_doctor
+from troupe_tasks.doctor.show import stops
+from troupe_tasks.errors import NotReady
+from troupe_tasks.host import apt
+from troupe_tasks.operations.house import DEFAULT_DRIVER, House
+
+
+# What the capsule can do without is not waited for: a KVM that hangs takes its whole deadline, and a CPU.
+_NEEDED = tuple(entry for entry in CHECKS if entry.check not in (hardware.virtualization, hardware.room))
+
+
+def examine(house: House) -> tuple[Finding, ...]:
+    """Run every check of the doctor."""
+    return run_doctor(Machine.here(house.paths), driver=DEFAULT_DRIVER)
+
+
+def bring_programs(house: House, told: Callable[[str], None]) -> None:
+    """Bring what no package of this machine has: a gVisor that works. Without it the weaker isolation serves."""
+    try:
+        apt.ensure_runsc(house.paths, told)
+    except NotReady as error:
+        told(f"going on without gVisor: {error}")
+
+
+def refuse_unready(house: House) -> None:
+    """Raise NotReady naming everything that stands in the way."""
+    # The capsule only notes a KVM that does not work, and where it hangs the probe takes its whole deadline.
+    checks = tuple(entry for entry in CHECKS if entry.check is not hardware.virtualization)
+    blocking = stops(run_doctor(Machine.here(house.paths), driver=DEFAULT_DRIVER, checks=checks))
+    if blocking:
+        what = "; ".join(f"{finding.requirement}: {finding.detail}" for finding in blocking)
+        todo = " ".join(finding.todo for finding in blocking if finding.todo)
+        raise NotReady(f"this machine is not ready: {what}", hint=todo or NotReady.hint)

@@ -1,0 +1,77 @@
+"""Check an agent's sizes against the machine, counting every sandbox, and settle `max`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from troupe_tasks import budget, sizes
+from troupe_tasks.host.cpu import usable_threads
+from troupe_tasks.host.disks import free_mib
+from troupe_tasks.host.memory import total_mib
+from troupe_tasks.operations.house import House
+from troupe_tasks.record import Record, Sizes
+from troupe_tasks.sandbox.protocol import Sandboxes, SandboxInfo, State
+
+
+def host(house: House) -> budget.Host:
+    """Return what this machine has."""
+    return budget.Host(
+        cpu_threads=usable_threads(), memory_mib=total_mib(), disk_free_mib=free_mib(_existing(house))
+    )  # fmt: skip
+
+
+def _existing(house: House) -> Path:
+    place = house.paths.sandboxes
+    while not place.exists():
+        place = place.parent
+    return place
+
+
+def others(house: House, agent_id: str) -> list[budget.Running]:
+    """Return every sandbox but one agent's own, and what other creates have reserved without one yet."""
+    driver = house.driver()
+    recorded = {record.id: record for record in house.records() if record.id != agent_id}
+    listed = [info for info in driver.list().sandboxes if info.id is None or info.id != agent_id]
+    running = [_running(driver, info, recorded.get(info.id or "")) for info in listed]
+    seen = {info.id for info in listed}
+    return [*running, *(_reserved(record) for record in recorded.values() if record.id not in seen)]
+
+
+def _running(driver: Sandboxes, info: SandboxInfo, record: Record | None) -> budget.Running:
+    wanted = record is not None and record.wanted == "up"
+    growth = None
+    if info.id is not None and info.sizes is not None:
+        growth = max(0, info.sizes.storage_mib - driver.disk_used_mib(info.id))
+    return budget.Running(
+        id=info.id, name=record.name if record else info.name, driver=driver.name,
+        up=wanted or info.state is State.RUNNING, cpus=info.sizes.cpus if info.sizes else None,
+        memory_mib=info.sizes.memory_mib if info.sizes else None,
+        disk_growth_mib=growth,
+    )  # fmt: skip
+
+
+def _reserved(record: Record) -> budget.Running:
+    return budget.Running(
+        id=record.id, name=record.name, driver=record.driver, up=record.wanted == "up", cpus=record.sizes.cpus,
+        memory_mib=record.sizes.memory_mib, disk_growth_mib=record.sizes.storage_mib,
+    )  # fmt: skip
+
+
+def settled(house: House, agent_id: str, wanted: sizes.Wanted) -> Sizes:
+    """Return wanted with each `max` turned into what the machine can give."""
+    driver = house.driver()
+    if sizes.Max.MAX in (wanted.cpus, wanted.memory_mib, wanted.storage_mib):
+        most = budget.room(host(house), driver=driver.name, others=others(house, agent_id))
+    else:
+        most = sizes.Room(None, None, None)
+    found = sizes.settle(wanted, room=most)
+    return Sizes(cpus=found.cpus, memory_mib=found.memory_mib, storage_mib=found.storage_mib)
+
+
+def verdict(house: House, agent_id: str, wanted: Sizes, *, grown_mib: int = 0) -> budget.Verdict:
+    """Return whether an agent of these sizes fits; grown_mib is what its disk holds already."""
+    need = budget.Need(
+        driver=house.driver().name, cpus=wanted.cpus, memory_mib=wanted.memory_mib,
+        disk_growth_mib=max(0, wanted.storage_mib - grown_mib),
+    )  # fmt: skip
+    return budget.check(host(house), need, others=others(house, agent_id))

@@ -1,0 +1,168 @@
+"""Check everything: `./troupe test` runs the sessions marked default, `./troupe test -s bench` another.
+
+Sessions run in the environment that runs Nox (.venv-dev, hash-locked by requirements-dev.lock): nothing is
+installed a second time. The last lines printed say what was not run and why, and count every test.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+BIN = Path(sys.executable).parent
+REPORTS = ROOT / ".nox" / "reports"
+DEFAULT = ["lint", "docs", "unit", "contract", "integration"]
+
+nox.needs_version = ">=2025.10.16"
+nox.options.default_venv_backend = "none"
+nox.options.sessions = DEFAULT
+
+
+@dataclass
+class Totals:
+    """What the sessions of this run came to."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    why: Counter[str] = field(default_factory=Counter)
+    sessions: list[str] = field(default_factory=list)
+
+    def show(self) -> None:
+        """Print what was not run, with the reason, and the closing line."""
+        if not self.sessions:
+            return
+        if self.why:
+            print("\nNot run here:")
+            for reason, count in sorted(self.why.items()):
+                print(f"  {count:4d} x {reason}")
+        if left := sorted({"bench", *DEFAULT} - set(self.sessions)):
+            print(f"\nSessions not asked for: {', '.join(left)} (`./troupe test -s NAME` runs one)")
+        print(f"\n{self.passed} passed, {self.failed} failed, {self.skipped} skipped", flush=True)
+
+
+TOTALS = Totals()
+atexit.register(TOTALS.show)
+
+
+def check(session: nox.Session, name: str, *argv: str | Path) -> bool:
+    """Run one check as a test of its own: counted, and the session goes on when it fails."""
+    try:
+        session.run(*[str(word) for word in argv], external=True)
+    except nox.command.CommandFailed:
+        session.warn(f"{name}: FAILED")
+        TOTALS.failed += 1
+        return False
+    TOTALS.passed += 1
+    return True
+
+
+def tests(session: nox.Session, *argv: str) -> None:
+    """Run pytest and add its counts, and the reasons of what it skipped, to the totals."""
+    TOTALS.sessions.append(session.name)
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    report = REPORTS / f"{session.name}.xml"
+    report.unlink(missing_ok=True)
+    try:
+        session.run(
+            sys.executable, "-X", "warn_default_encoding", "-m", "pytest",
+            f"--junitxml={report}", *argv, *session.posargs,
+            external=True,
+        )  # fmt: skip
+    finally:
+        count(report)
+
+
+def count(report: Path) -> None:
+    """Add one pytest report to the totals; a session that wrote none is one failure."""
+    if not report.exists():
+        TOTALS.failed += 1
+        return
+    for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest wrote it a moment ago
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            TOTALS.failed += 1
+        elif skipped is not None:
+            TOTALS.skipped += 1
+            TOTALS.why[skipped.get("message") or "no reason given"] += 1
+        else:
+            TOTALS.passed += 1
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, types, import contracts, scripts, spelling and dependencies."""
+    TOTALS.sessions.append(session.name)
+    python = sys.executable
+    scripts = [path for path in ("troupe", ".ci/run", "install.sh") if (ROOT / path).exists()]
+    done = [
+        check(session, "ruff", python, "-m", "ruff", "check", "."),
+        check(session, "format", python, "-m", "ruff", "format", "--check", "."),
+        check(session, "types", python, "-m", "mypy"),
+        check(
+            session, "imports", python, "-c", "from importlinter.cli import lint_imports_command as c; c()"
+        ),
+        check(session, "shellcheck", BIN / "shellcheck", *scripts),
+        check(session, "spelling", python, "-m", "codespell_lib", "."),
+        check(session, "dependencies", python, "-m", "deptry", "."),
+    ]
+    if not all(done):
+        session.error("lint found something; it is above")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Check that the documents' links, commands and error table are those of the code."""
+    tests(session, "tests/docs", "-q")
+
+
+@nox.session
+def unit(session: nox.Session) -> None:
+    """Run the unit tests."""
+    tests(session, "tests/unit", "-q")
+
+
+@nox.session
+def contract(session: nox.Session) -> None:
+    """Run the one suite that every sandbox driver passes, against each driver this machine can run."""
+    tests(session, "tests/contract", "-q")
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """Run real agents in real sandboxes through their whole life."""
+    tests(session, "tests/integration", "-q", "--durations=10")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure what tests/bench holds, as ratios within one run; each script says its goal."""
+    TOTALS.sessions.append(session.name)
+    scripts = sorted((ROOT / "tests" / "bench").glob("bench_*.py"))
+    results = [check(session, script.name, sys.executable, script, *session.posargs) for script in scripts]
+    if not all(results):
+        session.error("a figure is out of its bounds; it is above")
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Write both lock files anew from pyproject.toml (needs uv): the newest versions that it admits."""
+    uv = shutil.which("uv") or session.error("uv is not installed: `pipx install uv`")
+    common = (
+        str(uv), "pip", "compile", "--quiet", "--no-config", "--upgrade", "--generate-hashes", "--universal",
+        "--python-version", "3.11", "--no-emit-index-url",
+        "--custom-compile-command", "./troupe test -s lock", "pyproject.toml",
+    )  # fmt: skip
+    session.run(*common, "--output-file", "requirements.lock", external=True)
+    session.run(
+        *common, "--extra", "dev", "--constraint", "requirements.lock",
+        "--output-file", "requirements-dev.lock", external=True,
+    )  # fmt: skip

@@ -1,0 +1,36 @@
+"""What every test gets: folders of its own, a plain locale, and seeds that are printed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("ci", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("dev", deadline=None, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+_XDG = {
+    "XDG_DATA_HOME": ".local/share",
+    "XDG_CONFIG_HOME": ".config",
+    "XDG_STATE_HOME": ".local/state",
+    "XDG_CACHE_HOME": ".cache",
+    "XDG_RUNTIME_DIR": ".run",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the test a HOME and XDG folders in its own temporary folder, unless it is marked real_home."""
+    if request.node.get_closest_marker("real_home"):
+        return Path.home()
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700, exist_ok=True)
+    monkeypatch.setenv("HOME", str(home))
+    for variable, folder in _XDG.items():
+        monkeypatch.setenv(variable, str(home / folder))
+    for variable in [name for name in os.environ if name.startswith(("TROUPE_AGENT", "HERMES_"))]:
+        monkeypatch.delenv(variable)
+    return home

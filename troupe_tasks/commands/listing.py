@@ -43,13 +43,13 @@ def _row(agent: Agent) -> tuple[str, ...]:
     from troupe_tasks.sizes import show_mib
     from troupe_tasks.text import line
 
-    sizes = agent.sizes
-    return (
-        agent.id or "-", line(agent.name, 40), agent.state, f"{agent.kit} {agent.version}".strip() or "-",
-        str(sizes.cpus) if sizes else "?", show_mib(sizes.memory_mib) if sizes else "?",
-        show_mib(sizes.storage_mib) if sizes else "?", f"{agent.driver} ({agent.isolation or '?'})", agent.key_tier or "-",
-        duration(agent.up_seconds),
-    )  # fmt: skip
+    cpus, memory, disk = "?", "?", "?"
+    if agent.sizes:
+        cpus, memory, disk = str(agent.sizes.cpus), show_mib(agent.sizes.memory_mib), show_mib(agent.sizes.storage_mib)
+    kit = f"{agent.kit} {agent.version}".strip() or "-"
+    driver = f"{agent.driver} ({agent.isolation or '?'})"
+    keys, up = agent.key_tier or "-", duration(agent.up_seconds)
+    return (agent.id or "-", line(agent.name, 40), agent.state, kit, cpus, memory, disk, driver, keys, up)
 
 
 def duration(seconds: int | None) -> str:

@@ -1,7 +1,8 @@
 """Run a tiny 64-bit guest on /dev/kvm and print how far it came, as one JSON object.
 
 Run it as a child with a deadline, `python -I kvm_probe.py [DEVICE]`; it imports nothing of troupe's. On a
-host whose KVM can't really run guests it may never come back, and only SIGKILL ends it. Opening the device,
+host whose KVM can't really run guests it may never come back: its own alarm ends it then, in case that its
+parent was killed and can't. Opening the device,
 making a machine and running a few real-mode instructions succeed there too; 64-bit code, a long loop and SSE
 do not.
 """
@@ -22,6 +23,7 @@ from typing import Final
 
 DEVICE: Final = "/dev/kvm"
 PASSED: Final = "LFS"
+_LIFE_S: Final = 5  # longer than any parent waits
 
 # NASM `bits 64`, `org 0x8000`. L: long mode reached. F: a loop ended that emulators are slow at. S: SSE adds.
 # Control: these bytes, tables and control registers say LFS under QEMU's software emulation (-cpu qemu64).
@@ -153,6 +155,7 @@ def probe(device: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    signal.alarm(_LIFE_S)
     signal.alarm(5)  # a parent that was killed can't end a guest that spins
     _tell(probe(sys.argv[1] if len(sys.argv) > 1 else DEVICE))
     os._exit(0)  # nothing here is worth an orderly end, and a guest's memory is still exported

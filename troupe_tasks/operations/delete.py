@@ -79,6 +79,9 @@ def delete(house: House, agent_id: str, *, told: Callable[[str], None]) -> None:
             journal.perform(book, opened, Job(house, agent_id), STEPS, told=lambda step: told(step.doing))
             durable.rename(paths.receipts(agent_id), _leftover(paths, agent_id))
         durable.remove_tree(_leftover(paths, agent_id))
+        with locks.machine(paths):
+            if not house.records():  # a create that has begun has its record
+                house.services.shutdown()
         locks.forget(paths, agent_id)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -111,7 +110,7 @@ def pending(house: House, agent_id: str) -> Unfinished | None:
 def _settled(house: House, agent_id: str) -> bool:
     """Tell by the name of an agent's last receipt alone that nothing is unfinished."""
     folder = house.paths.receipts(agent_id)
-    names = (entry.name for entry in os.scandir(folder)) if folder.is_dir() else ()
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     last = max((name for name in names if not name.startswith(".")), default=f"-{END}.json")
     return last.endswith((f"-{END}.json", f"-{ABANDONED}.json"))
 

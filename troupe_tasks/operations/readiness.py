@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from troupe_tasks.doctor import hardware
-from troupe_tasks.doctor import hardware
 from troupe_tasks.doctor.finding import Finding
 from troupe_tasks.doctor.machine import Machine
 from troupe_tasks.doctor.run import CHECKS, run_doctor
@@ -13,10 +12,6 @@ from troupe_tasks.doctor.show import stops
 from troupe_tasks.errors import NotReady
 from troupe_tasks.host import apt
 from troupe_tasks.operations.house import DEFAULT_DRIVER, House
-
-
-# What the capsule can do without is not waited for: a KVM that hangs takes its whole deadline, and a CPU.
-_NEEDED = tuple(entry for entry in CHECKS if entry.check not in (hardware.virtualization, hardware.room))
 
 
 def examine(house: House) -> tuple[Finding, ...]:

@@ -1,4 +1,4 @@
-"""Name every folder that troupe keeps things in (the table is in docs/operators.md).
+"""Name every folder that troupe keeps things in (the table is in docs/when-something-fails.md).
 
 Relative XDG values are ignored, as the XDG Base Directory Specification says.
 """

@@ -1,10 +1,9 @@
 """Run a tiny 64-bit guest on /dev/kvm and print how far it came, as one JSON object.
 
 Run it as a child with a deadline, `python -I kvm_probe.py [DEVICE]`; it imports nothing of troupe's. On a
-host whose KVM can't really run guests it may never come back: its own alarm ends it then, in case that its
-parent was killed and can't. Opening the device,
-making a machine and running a few real-mode instructions succeed there too; 64-bit code, a long loop and SSE
-do not.
+host whose KVM can't really run guests it may never come back; should its parent be killed meanwhile, its own
+alarm ends it. Opening the device, making a machine and running a few real-mode instructions succeed there too;
+64-bit code, a long loop and SSE do not.
 """
 
 from __future__ import annotations

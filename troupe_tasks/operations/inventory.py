@@ -126,6 +126,8 @@ def _agent(
         unfinished = None if rest else pending(house, record.id)
     except Tampered as error:
         unfinished, why = None, str(error)
+    if unfinished is not None and state == "stopped":
+        why = ""  # what finishes it is shown, and nothing else would be let through
     return Agent(
         id=record.id, name=record.name, state=state, why=why, kit=record.kit.type, version=record.kit.version,
         sizes=record.sizes, driver=record.driver, isolation=record.isolation, key_tier=record.key_tier,

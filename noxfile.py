@@ -7,6 +7,7 @@ installed a second time. The last lines printed say what was not run and why, an
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import sys
 from collections import Counter
@@ -19,6 +20,8 @@ import nox
 ROOT = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
 REPORTS = ROOT / ".nox" / "reports"
+# The kit image and gVisor, which the sessions with sandboxes share and a second run finds again.
+HOUSE = ROOT / ".nox" / "house"
 DEFAULT = ["lint", "docs", "unit", "contract", "integration"]
 
 nox.needs_version = ">=2025.10.16"
@@ -75,7 +78,7 @@ def tests(session: nox.Session, *argv: str) -> None:
         session.run(
             sys.executable, "-X", "warn_default_encoding", "-m", "pytest",
             f"--junitxml={report}", *argv, *session.posargs,
-            external=True,
+            external=True, env={"TROUPE_TEST_HOME": os.environ.get("TROUPE_TEST_HOME", str(HOUSE))},
         )  # fmt: skip
     finally:
         count(report)

@@ -29,8 +29,9 @@ def told(path: Path) -> Iterator[None]:
 
 
 def make_private_dir(path: Path) -> Path:
-    """Make a folder (and its parents) 0700; refuse one that is a link or another user's."""
+    """Make a folder (and its parents) 0700; refuse one that is a link or another user's, or lies in such a one."""
     with told(path):
+        _refuse_strangers(path)
         for folder in [*reversed(path.parents), path]:
             _make_one(folder)
         found = os.lstat(path)
@@ -41,6 +42,18 @@ def make_private_dir(path: Path) -> Path:
         if found.st_mode & 0o777 != 0o700:
             path.chmod(0o700)
     return path
+
+
+def _refuse_strangers(path: Path) -> None:
+    # Whoever owns a folder above can put another one in the place of ours. `/` may be mapped to nobody's uid.
+    trusted = {0, os.geteuid(), Path("/").stat().st_uid}
+    for folder in reversed(path.parents):
+        try:
+            owner = folder.stat().st_uid
+        except FileNotFoundError:
+            return
+        if owner not in trusted:
+            raise FolderUnusable(f"{path} lies in another user's folder", cause=f"{folder} belongs to uid {owner}")
 
 
 def _make_one(folder: Path) -> None:

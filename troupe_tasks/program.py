@@ -36,5 +36,7 @@ class Troupe(Program):
         print(inspect.getdoc(task), end="\n\n")
         given_by_word = {f"--{argument.name.replace('_', '-')}" for argument in wanted}
         rows = [row for row in context.help_tuples() if row[0].split("=")[0] not in given_by_word]
-        described = [(str(argument.name).upper(), context.args[argument.name].help or "") for argument in wanted]
+        described = [
+            (str(argument.name).upper(), context.args[argument.name].help or "") for argument in wanted
+        ]
         self.print_columns([*described, *rows])

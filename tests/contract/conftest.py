@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from troupe_tasks.errors import NotReady
+from troupe_tasks.host import apt
+from troupe_tasks.kits import image as kit_image
+from troupe_tasks.kits import local
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox.drivers import open_driver
 from troupe_tasks.sandbox.protocol import Isolation, Sandboxes, SandboxSpec, Sizes
@@ -40,18 +43,44 @@ class House:
 
 
 @pytest.fixture(scope="session")
-def image() -> Path:
-    given = os.environ.get("TROUPE_TEST_ROOTFS")
-    if not given:
-        pytest.skip("TROUPE_TEST_ROOTFS names no root file system to run sandboxes on")
-    return Path(given)
+def stock() -> Iterator[Paths]:
+    """Yield folders with gVisor and the image of the kit hermes, kept for next time in TROUPE_TEST_HOME."""
+    kept = os.environ.get("TROUPE_TEST_HOME")
+    home = Path(kept) if kept else Path(tempfile.mkdtemp(prefix="troupe-stock-"))
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    yield Paths.from_env({"HOME": str(home)})
+    if not kept:
+        shutil.rmtree(home)
+
+
+@pytest.fixture(scope="session")
+def image(request: pytest.FixtureRequest) -> Path:
+    """Return a root file system; the run as an ordinary user is given the one that root built."""
+    if given := os.environ.get("TROUPE_TEST_ROOTFS"):
+        return Path(given)
+    paths: Paths = request.getfixturevalue("stock")
+    try:
+        return kit_image.ensure_image(local.find("hermes"), paths, print).path
+    except NotReady as error:
+        pytest.skip(f"this machine can't build an image: {error}")
+
+
+@pytest.fixture(scope="session")
+def runsc(request: pytest.FixtureRequest) -> Path | None:
+    """Return a gVisor, or None where there is none to be had."""
+    if given := os.environ.get("TROUPE_TEST_RUNSC"):
+        return Path(given)
+    paths: Paths = request.getfixturevalue("stock")
+    with suppress(NotReady):
+        return apt.ensure_runsc(paths, print).resolve()
+    return None
 
 
 @pytest.fixture(scope="session", params=[Isolation.GVISOR, Isolation.NAMESPACES], ids=lambda kind: kind.value)
-def house(request: pytest.FixtureRequest, image: Path) -> Iterator[House]:
+def house(request: pytest.FixtureRequest, image: Path, runsc: Path | None) -> Iterator[House]:
     home = Path(tempfile.mkdtemp(prefix="troupe-contract-"))
     paths = Paths.from_env({"HOME": str(home)})
-    if runsc := os.environ.get("TROUPE_TEST_RUNSC"):
+    if runsc is not None:
         paths.tools.mkdir(parents=True, mode=0o700)
         (paths.tools / "runsc").symlink_to(runsc)
     driver = open_driver("capsule", paths, isolation=request.param)

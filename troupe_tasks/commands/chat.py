@@ -17,7 +17,12 @@ from troupe_tasks.commands.frame import command
     positional=("agent",), rest=Rest("message", " "),
 )  # fmt: skip
 def chat(
-    context: Context, agent: str, message: str = "", raw: bool = False, json: bool = False, debug: bool = False
+    context: Context,
+    agent: str,
+    message: str = "",
+    raw: bool = False,
+    json: bool = False,
+    debug: bool = False,
 ) -> None:
     """Talk to a running agent: Hermes's own chat, or one message (by argument or stdin) and its reply."""
     from troupe_tasks.commands.agent import chosen

@@ -60,9 +60,13 @@ def create(
     with output.progress(quiet=json) as progress:
         record, result = perform(house, wish, finish=finish, told=progress.step)
     if json:
-        output.show_json({"agent": record.model_dump(mode="json"), "self_test": result.model_dump(mode="json")})
+        output.show_json(
+            {"agent": record.model_dump(mode="json"), "self_test": result.model_dump(mode="json")}
+        )
     elif result.passed:
-        print(f"{record.name} lives, as {record.id}, isolated by {record.isolation}. It says:\n\n{result.reply}\n")
+        print(
+            f"{record.name} lives, as {record.id}, isolated by {record.isolation}. It says:\n\n{result.reply}\n"
+        )
         print(f"Talk to it: troupe chat {record.id}")
     if not result.passed:
         raise SelfTestFailed(
@@ -95,7 +99,9 @@ def _wish(
             "this version of troupe makes rehearsal agents only", cause="it can't keep a model provider's key yet",
             hint="Pass --rehearsal.",
         )  # fmt: skip
-    return Wish(derived, name, kit, rehearsal, wanted, soul=_read_soul(soul) if soul else None, over_budget=force)
+    return Wish(
+        derived, name, kit, rehearsal, wanted, soul=_read_soul(soul) if soul else None, over_budget=force
+    )
 
 
 def _read_soul(soul: str) -> str:
@@ -119,7 +125,9 @@ def _check_driver(driver: str) -> None:
     from troupe_tasks.errors import UsageError
 
     if driver and driver not in DRIVERS:
-        raise UsageError(f"there is no driver {driver[:40]!r}", hint=f"The drivers are: {', '.join(DRIVERS)}.")
+        raise UsageError(
+            f"there is no driver {driver[:40]!r}", hint=f"The drivers are: {', '.join(DRIVERS)}."
+        )
 
 
 def _check_machine(house: House) -> None:

@@ -45,7 +45,11 @@ def _row(agent: Agent) -> tuple[str, ...]:
 
     cpus, memory, disk = "?", "?", "?"
     if agent.sizes:
-        cpus, memory, disk = str(agent.sizes.cpus), show_mib(agent.sizes.memory_mib), show_mib(agent.sizes.storage_mib)
+        cpus, memory, disk = (
+            str(agent.sizes.cpus),
+            show_mib(agent.sizes.memory_mib),
+            show_mib(agent.sizes.storage_mib),
+        )
     kit = f"{agent.kit} {agent.version}".strip() or "-"
     driver = f"{agent.driver} ({agent.isolation or '?'})"
     keys, up = agent.key_tier or "-", duration(agent.up_seconds)

@@ -22,7 +22,9 @@ _SHARED = ("broker", "rehearsal")
     },
     positional=("agent",),
 )
-def logs(context: Context, agent: str, follow: bool = False, egress: bool = False, debug: bool = False) -> None:
+def logs(
+    context: Context, agent: str, follow: bool = False, egress: bool = False, debug: bool = False
+) -> None:
     """Show what an agent's gateway said, escaped, the end of it first to last."""
     from troupe_tasks.commands.agent import chosen
     from troupe_tasks.errors import NotFound

@@ -19,7 +19,9 @@ _IDS = Rest("agents", ",")
 
 
 @command(example="troupe start mr-doyle jane", flags={**_AGENTS, **_FORCE}, rest=_IDS)
-def start(context: Context, agents: str = "", all: bool = False, force: bool = False, debug: bool = False) -> None:  # noqa: A002
+def start(
+    context: Context, agents: str = "", all: bool = False, force: bool = False, debug: bool = False
+) -> None:  # noqa: A002
     """Start agents: the sandbox and the gateway. After a machine restart, `start --all` brings everything back."""
     from troupe_tasks.operations import power
 
@@ -36,7 +38,9 @@ def stop(context: Context, agents: str = "", all: bool = False, debug: bool = Fa
 
 
 @command(example="troupe restart --all", flags={**_AGENTS, **_FORCE}, rest=_IDS)
-def restart(context: Context, agents: str = "", all: bool = False, force: bool = False, debug: bool = False) -> None:  # noqa: A002
+def restart(
+    context: Context, agents: str = "", all: bool = False, force: bool = False, debug: bool = False
+) -> None:  # noqa: A002
     """Stop agents and start them again."""
     from troupe_tasks.operations import power
 

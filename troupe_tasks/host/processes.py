@@ -11,7 +11,12 @@ def started_at(pid: int, *, proc: Path = Path("/proc")) -> datetime | None:
     """Return when a process started, or None when it is gone."""
     try:
         # The name in parentheses may hold anything, so count from its end: starttime is field 22.
-        fields = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        fields = (
+            (proc / str(pid) / "stat")
+            .read_text(encoding="utf-8", errors="replace")
+            .rpartition(")")[2]
+            .split()
+        )
         ticks = int(fields[19])
         booted = next(
             int(line.split()[1])

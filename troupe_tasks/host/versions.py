@@ -16,7 +16,9 @@ def versions() -> dict[str, str]:
     runsc = Paths.from_env().tools / "runsc"
     return {
         "troupe": __version__,
-        "commit": _said(["git", "-C", Path(__file__).parent, "rev-parse", "--short=12", "HEAD"], "not a checkout"),
+        "commit": _said(
+            ["git", "-C", Path(__file__).parent, "rev-parse", "--short=12", "HEAD"], "not a checkout"
+        ),
         "python": platform.python_version(),
         "gvisor": _said([runsc if runsc.exists() else "runsc", "--version"], "not installed"),
         "bubblewrap": _said(["bwrap", "--version"], "not installed"),

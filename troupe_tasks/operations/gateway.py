@@ -44,7 +44,9 @@ def log(paths: Paths, agent_id: str) -> Path:
 def expect_success(ran: Ran, doing: str) -> None:
     """Raise SandboxFailed unless a command of ours inside ended well."""
     if ran.status != 0:
-        raise SandboxFailed(f"{doing} failed with status {ran.status}", cause=line(ran.stderr or ran.stdout, 300))
+        raise SandboxFailed(
+            f"{doing} failed with status {ran.status}", cause=line(ran.stderr or ran.stdout, 300)
+        )
 
 
 def main(argv: list[str]) -> None:

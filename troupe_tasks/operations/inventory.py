@@ -70,7 +70,10 @@ def agents(house: House) -> list[Agent]:
     recorded = house.records()
     known = {record.id for record in recorded}
     ours = [_agent(house, record, listing, services, thorough=False) for record in recorded]
-    return [*ours, *(_stranger(house, info) for info in listing.sandboxes if info.id is None or info.id not in known)]
+    return [
+        *ours,
+        *(_stranger(house, info) for info in listing.sandboxes if info.id is None or info.id not in known),
+    ]
 
 
 def full(house: House, agent_id: str) -> Full:
@@ -87,7 +90,9 @@ def full(house: House, agent_id: str) -> Full:
     lines = room.verdict(house, agent_id, record.sizes, grown_mib=used or 0).lines
     try:
         allowed = policy.load(house.paths, agent_id)
-        egress = tuple(f"{rule.host}:{','.join(map(str, rule.ports))} ({rule.origin})" for rule in allowed.hosts)
+        egress = tuple(
+            f"{rule.host}:{','.join(map(str, rule.ports))} ({rule.origin})" for rule in allowed.hosts
+        )
     except FileNotFoundError:
         egress = ()
     return Full(
@@ -139,7 +144,11 @@ def _standing(
     record: Record, info: SandboxInfo | None, listing: Listing, gateway: ServiceState | None
 ) -> tuple[Standing, str]:
     if info is None:
-        return ("missing", "recorded, but not listed") if listing.complete else ("unknown", "the listing is incomplete")
+        return (
+            ("missing", "recorded, but not listed")
+            if listing.complete
+            else ("unknown", "the listing is incomplete")
+        )
     if info.state is State.BROKEN:
         return "broken", "its sandbox is not whole"
     phase = gateway.phase if gateway else Phase.STOPPED
@@ -167,7 +176,9 @@ def _up(info: SandboxInfo | None) -> int | None:
 def _stranger(house: House, info: SandboxInfo) -> Agent:
     sizes = None
     if info.sizes is not None:
-        sizes = Sizes(cpus=info.sizes.cpus, memory_mib=info.sizes.memory_mib, storage_mib=info.sizes.storage_mib)
+        sizes = Sizes(
+            cpus=info.sizes.cpus, memory_mib=info.sizes.memory_mib, storage_mib=info.sizes.storage_mib
+        )
     return Agent(
         id=None, name=info.name, state="not ours", why=info.state.value, sizes=sizes, driver=house.driver().name,
         isolation=info.isolation.value if info.isolation else "",

@@ -39,4 +39,3 @@ def places(house: House) -> dict[str, str]:
         "XDG_DATA_HOME": str(paths.data.parent), "XDG_CONFIG_HOME": str(paths.config.parent),
         "XDG_STATE_HOME": str(paths.state.parent), "PYTHONPATH": str(resources.import_root()),
     }  # fmt: skip
-

@@ -97,7 +97,9 @@ def known(house: House, agent_id: str) -> None:
         records.load(house.paths, agent_id)
 
 
-def _perform(name: str, steps: tuple[Step[Job], ...], job: Job, told: Callable[[str], None]) -> Mapping[str, Decided]:
+def _perform(
+    name: str, steps: tuple[Step[Job], ...], job: Job, told: Callable[[str], None]
+) -> Mapping[str, Decided]:
     known(job.house, job.id)
     with locks.agent(job.house.paths, job.id):
         book = Journal(job.house.paths, job.id)

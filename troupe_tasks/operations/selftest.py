@@ -21,7 +21,10 @@ _LIKELY = (
     (("401", "403", "unauthorized", "invalid api key", "incorrect api key"), "the provider refused the key"),
     (("404", "model_not_found", "does not exist"), "the provider does not know the model's name"),
     (("429", "rate limit", "quota"), "the provider limits this key; wait, or check its plan"),
-    (("connection", "timed out", "timeout", "502", "503", "504", "proxy"), "the network: the provider was not reached"),
+    (
+        ("connection", "timed out", "timeout", "502", "503", "504", "proxy"),
+        "the network: the provider was not reached",
+    ),
     (("500", "internal server error"), "the provider itself failed"),
 )
 
@@ -46,7 +49,7 @@ def self_test(house: House, record: Record, kit: Kit) -> SelfTest:
 
 def _judged(house: House, record: Record, kit: Kit) -> SelfTest:
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    command = ["/usr/bin/python3", f"{GUEST_DIR}/turn.py", *kit.commands.self_test]
+    command = ["/usr/bin/python3", "-I", "-S", f"{GUEST_DIR}/turn.py", *kit.commands.self_test]
     try:
         ran = house.driver(record.driver).run(
             record.id, command, stdin=PROMPT.encode(), deadline_s=DEADLINE_S, cap_bytes=64 << 10
@@ -57,7 +60,9 @@ def _judged(house: House, record: Record, kit: Kit) -> SelfTest:
         turn = _Turn.model_validate_json(ran.stdout)
     except ValidationError:
         said = line(ran.stderr or ran.stdout, 300)
-        return SelfTest(at=at, passed=False, cause=f"the agent's program ended with status {ran.status}: {said}")
+        return SelfTest(
+            at=at, passed=False, cause=f"the agent's program ended with status {ran.status}: {said}"
+        )
     if not turn.completed:
         return SelfTest(at=at, passed=False, cause=_cause(turn.error), model=line(turn.model))
     return SelfTest(at=at, passed=True, reply=escape(turn.reply)[:4000], model=line(turn.model))
@@ -65,5 +70,7 @@ def _judged(house: House, record: Record, kit: Kit) -> SelfTest:
 
 def _cause(error: str) -> str:
     small = error.lower()
-    likely = next((cause for words, cause in _LIKELY if any(word in small for word in words)), "see what it said")
+    likely = next(
+        (cause for words, cause in _LIKELY if any(word in small for word in words)), "see what it said"
+    )
     return f"{likely}: {line(error, 300)}"

@@ -24,7 +24,9 @@ def from_stdin(stdin: TextIO) -> str:
         return ""
     text = stdin.read(MESSAGE_CAP + 1).strip()
     if not text:
-        raise UsageError("there is no message", hint="Give one as an argument or on stdin, or run this on a terminal.")
+        raise UsageError(
+            "there is no message", hint="Give one as an argument or on stdin, or run this on a terminal."
+        )
     return text
 
 

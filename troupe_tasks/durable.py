@@ -53,7 +53,9 @@ def _refuse_strangers(path: Path) -> None:
         except FileNotFoundError:
             return
         if owner not in trusted:
-            raise FolderUnusable(f"{path} lies in another user's folder", cause=f"{folder} belongs to uid {owner}")
+            raise FolderUnusable(
+                f"{path} lies in another user's folder", cause=f"{folder} belongs to uid {owner}"
+            )
 
 
 def _make_one(folder: Path) -> None:

@@ -51,7 +51,8 @@ def test_the_suite_holds_for_an_ordinary_user(image: Path, runsc: Path | None) -
         command = [
             *("unshare", "--mount", "--propagation", "private", "sh", "-c", _STAGED, "sh"),
             *(word for name, place in shown.items() for word in (name, str(place))), "--",
-            *("setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups", "--", interpreter, "-B", "-m", "pytest"),
+            *("setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups", "--"),
+            *(interpreter, "-B", "-m", "pytest"),
             *("-p", "no:cacheprovider", "-q", "tests/contract/test_sandbox.py"),
         ]  # fmt: skip
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=400)

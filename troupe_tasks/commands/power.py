@@ -21,7 +21,7 @@ _IDS = Rest("agents", ",")
 @command(example="troupe start mr-doyle jane", flags={**_AGENTS, **_FORCE}, rest=_IDS)
 def start(
     context: Context, agents: str = "", all: bool = False, force: bool = False, debug: bool = False
-) -> None:  # noqa: A002
+) -> None:
     """Start agents: the sandbox and the gateway. After a machine restart, `start --all` brings everything back."""
     from troupe_tasks.operations import power
 
@@ -32,7 +32,7 @@ def start(
 
 
 @command(example="troupe stop mr-doyle", flags=_AGENTS, rest=_IDS)
-def stop(context: Context, agents: str = "", all: bool = False, debug: bool = False) -> None:  # noqa: A002
+def stop(context: Context, agents: str = "", all: bool = False, debug: bool = False) -> None:
     """Stop agents; current work is given time to finish."""
     _each(agents, everyone=all, does=_stop, done="is stopped")
 
@@ -40,7 +40,7 @@ def stop(context: Context, agents: str = "", all: bool = False, debug: bool = Fa
 @command(example="troupe restart --all", flags={**_AGENTS, **_FORCE}, rest=_IDS)
 def restart(
     context: Context, agents: str = "", all: bool = False, force: bool = False, debug: bool = False
-) -> None:  # noqa: A002
+) -> None:
     """Stop agents and start them again."""
     from troupe_tasks.operations import power
 

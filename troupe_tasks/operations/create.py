@@ -149,8 +149,9 @@ STEPS: tuple[Step[Job], ...] = (
     Step("sandbox", make_sandbox, "making the sandbox"),
     Step("boot", boot, "starting the sandbox"),
     Step("furnish", furnish, "putting in its files"),
-    Step("gateway", start_gateway, "starting the gateway"),
+    # Before the gateway: two Hermes processes must not make one new home at the same time.
     Step("self-test", test, "sending it a first message"),
+    Step("gateway", start_gateway, "starting the gateway"),
 )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from troupe_tasks import durable, journal, locks
 from troupe_tasks.egress import policy
-from troupe_tasks.errors import EgressFailed, NotFound, Tampered
+from troupe_tasks.errors import DiskFull, EgressFailed, NotFound, Tampered
 from troupe_tasks.journal import Decided, Journal, Step
 from troupe_tasks.operations.house import House, gateway_name
 from troupe_tasks.paths import Paths
@@ -74,15 +75,39 @@ def delete(house: House, agent_id: str, *, told: Callable[[str], None]) -> None:
         raise NotFound(f"there is no agent {agent_id}")
     with locks.agent(paths, agent_id):
         if paths.receipts(agent_id).exists() or paths.record(agent_id).exists():
-            book = _book(paths, agent_id)
-            opened = book.open("delete", inputs={}, finish=f"troupe delete {agent_id}", supersedes=True)
-            journal.perform(book, opened, Job(house, agent_id), STEPS, told=lambda step: told(step.doing))
-            durable.rename(paths.receipts(agent_id), _leftover(paths, agent_id))
-        durable.remove_tree(_leftover(paths, agent_id))
+            try:
+                _journaled(house, agent_id, told=told)
+            except DiskFull:
+                _make_room(house, agent_id)
+                _unrecorded(house, agent_id, told=told)
+            if paths.receipts(agent_id).exists():
+                durable.rename(paths.receipts(agent_id), _leftover(paths, agent_id))
         with locks.machine(paths):
             if not house.records():  # a create that has begun has its record
                 house.services.shutdown()
+        durable.remove_tree(_leftover(paths, agent_id))
         locks.forget(paths, agent_id)
+
+
+def _journaled(house: House, agent_id: str, *, told: Callable[[str], None]) -> None:
+    book = _book(house.paths, agent_id)
+    opened = book.open("delete", inputs={}, finish=f"troupe delete {agent_id}", supersedes=True)
+    journal.perform(book, opened, Job(house, agent_id), STEPS, told=lambda step: told(step.doing))
+
+
+def _make_room(house: House, agent_id: str) -> None:
+    """Free what the agent takes, on a disk too full for a receipt: the gateway first, for it starts the sandbox."""
+    with contextlib.suppress(DiskFull):
+        house.services.stop((gateway_name(agent_id),))
+    house.driver().remove(agent_id)
+    durable.remove_tree(house.paths.logs(agent_id))
+
+
+def _unrecorded(house: House, agent_id: str, *, told: Callable[[str], None]) -> None:
+    """Delete without receipts: each step is safe to run twice, and none needs what another decided."""
+    for step in STEPS:
+        told(step.doing)
+        step.do(Job(house, agent_id), {})
 
 
 def _book(paths: Paths, agent_id: str) -> Journal:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from troupe_tasks import durable, locks, process
-from troupe_tasks.errors import NotReady
+from troupe_tasks.errors import DiskFull, NotReady
 from troupe_tasks.paths import Paths
 from troupe_tasks.services import launch, rpc, settings
 from troupe_tasks.services.protocol import Phase, Service, ServiceState
@@ -131,7 +131,8 @@ class Supervisor:
         """Stop every service and supervisord itself."""
         with self._locked():
             known = settings.load(self._folder)
-            self._stop(list(known))
+            with suppress(DiskFull):
+                self._stop(list(known))
             with suppress(rpc.Down):
                 pid = int(self._call("getPID"))
                 self._call("shutdown")
@@ -166,7 +167,11 @@ class Supervisor:
     def _stop(self, names: list[str]) -> tuple[str, ...]:
         known = settings.load(self._folder)
         chosen = {name: known[name] for name in names if name in known}
-        self._want(self._wanted() - set(chosen))
+        full: DiskFull | None = None
+        try:
+            self._want(self._wanted() - set(chosen))
+        except DiskFull as error:
+            full = error  # they are stopped all the same
         killed: set[str] = set()
         with suppress(rpc.Down):
             for name in chosen:
@@ -178,6 +183,8 @@ class Supervisor:
             if launch.holders(lock) and not launch.end_holders(lock, one.stop_wait_s):
                 left = ", ".join(map(str, launch.holders(lock)))
                 raise NotReady(f"the service {name} could not be stopped", cause=f"processes {left}")
+        if full is not None:
+            raise full
         return tuple(sorted(killed))
 
     def _wait_for_end(self, chosen: dict[str, settings.Spec]) -> set[str]:

@@ -30,7 +30,9 @@ def main():
             usage = {}
     completed = done.returncode == 0 and bool(usage.get("completed")) and not usage.get("failed")
     said = done.stdout.strip()
-    error = "" if completed else (str(usage.get("failure") or "") or said or done.stderr.strip() or "no answer")
+    error = (
+        "" if completed else (str(usage.get("failure") or "") or said or done.stderr.strip() or "no answer")
+    )
     answer = {
         "completed": completed,
         "model": str(usage.get("model") or "")[:200],

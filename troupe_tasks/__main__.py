@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from typing import NoReturn
+
+_INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command that sys.argv names and exit with its status."""
-    from troupe_tasks.commands.frame import guarded
+    try:
+        from troupe_tasks.commands.frame import guarded
 
-    guarded(_run, as_json=False, debug="--debug" in sys.argv)
+        guarded(_run, as_json=False, debug="--debug" in sys.argv)
+    except KeyboardInterrupt:  # before anything could guard against it
+        sys.stderr.write("troupe: interrupted\n  next: Run the same command again.\n")
+        _leave_interrupted()
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED:
+            _leave_interrupted()
+        raise
+
+
+def _leave_interrupted() -> NoReturn:
+    # Ctrl-C inside an exec of text, as dataclasses and named tuples do it, makes Python end by SIGINT, handled or not.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(_INTERRUPTED)
 
 
 def _run() -> None:

@@ -105,6 +105,7 @@ def test_the_image_has_what_a_sandbox_mounts_and_no_set_user_bit(
     assert stat.S_IMODE((root / "opt/hermes/bin/hermes").stat().st_mode) == 0o755
     assert not (root / "opt/hermes/lib/bin").exists()
     assert "agent:x:1000:1000:" in (root / "etc/passwd").read_text(encoding="ascii")
+    assert (root / "etc/hostname").read_text(encoding="ascii") == "agent\n"
     managed = (root / "etc/hermes/rehearsal/config.yaml").read_bytes()
     assert managed == kit.file("managed/rehearsal/config.yaml").read_bytes()
 

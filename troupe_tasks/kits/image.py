@@ -32,7 +32,7 @@ from troupe_tasks.paths import Paths
 Progress = Callable[[str], None]
 
 # Raised when this module builds something else from the same kit.
-_RECIPE = "1"
+_RECIPE = "2"
 _DEBIAN_DEADLINE_S = 900
 _PIP_DEADLINE_S = 900
 _COMPILE_DEADLINE_S = 600
@@ -211,6 +211,7 @@ def _furnish(kit: Kit, root: Path) -> None:
         users.write(f"agent:x:{AGENT_UID}:{AGENT_UID}:agent:/state/home:/bin/bash\n")
     with (root / "etc/group").open("a", encoding="ascii") as groups:
         groups.write(f"agent:x:{AGENT_UID}:\n")
+    _put(root / "etc/hostname", b"agent\n", 0o644)  # mmdebstrap copies the host's, which is nobody's business
     _put(root / "etc/hosts", b"127.0.0.1 localhost\n::1 localhost\n", 0o644)
     # The broker resolves names; nothing inside does.
     (root / "etc/resolv.conf").unlink(missing_ok=True)

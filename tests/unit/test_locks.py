@@ -121,8 +121,6 @@ def test_forgetting_while_another_waits_lets_one_in_at_a_time(paths: Paths) -> N
         for waiter in waiters:
             waiter.start()
         locks.forget(paths, ".x")
-        with pytest.raises(FileNotFoundError):
-            (paths.locks / ".x").stat()
         # A new file can be locked while the old one is still held: that is why the holder forgets last.
     for waiter in waiters:
         waiter.join(20)

@@ -121,8 +121,10 @@ class Namespaces:
         end = time.monotonic() + _DEADLINE_S
         while time.monotonic() < end:
             if status.exists() and (match := _CHILD.search(status.read_bytes())):
-                pid = int(match[1])
-                return pid if Path(f"/proc/{pid}").exists() else None
+                # bubblewrap names it before all is set up; what enters before that lands in half a sandbox.
+                name = _name(int(match[1]))
+                if name != "bwrap":
+                    return int(match[1]) if name else None
             if log.exists() and log.stat().st_size:
                 return None
             time.sleep(0.005)
@@ -242,6 +244,13 @@ def _lives(run: _Run) -> bool:
         )
     except OSError:
         return False
+
+
+def _name(pid: int) -> str | None:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
 
 
 def _boot() -> str:

@@ -17,7 +17,7 @@ from troupe_tasks import process
 from troupe_tasks.errors import NotReady, StateUnreadable
 from troupe_tasks.paths import Paths
 from troupe_tasks.process import Done
-from troupe_tasks.services import choose, systemd, units
+from troupe_tasks.services import choose, units
 from troupe_tasks.services.protocol import Phase, Service
 from troupe_tasks.services.supervisor import Supervisor
 from troupe_tasks.services.systemd import Systemd
@@ -57,7 +57,7 @@ def place(tmp_path: Path) -> units.Place:
 @pytest.fixture
 def manager(monkeypatch: pytest.MonkeyPatch) -> Manager:
     one = Manager()
-    monkeypatch.setattr(systemd.process, "run", one.run)
+    monkeypatch.setattr(process, "run", one.run)
     return one
 
 
@@ -139,6 +139,21 @@ def test_only_the_system_managers_copy_has_what_only_it_can_give(paths: Paths, t
             assert ("ReadWritePaths=" in text) is (system and name != NAME)
 
 
+def test_the_broker_brings_the_timer_that_rotates_logs_and_takes_it_along(
+    paths: Paths, place: units.Place, keeper: Systemd, manager: Manager
+) -> None:
+    keeper.add(service(paths, "broker"))
+    mark = units.tag(paths)
+    (told,) = place.folder.glob("troupe-broker*.service.d/troupe.conf")
+    assert f"Wants=troupe-logs{mark}.timer" in told.read_text(encoding="utf-8").splitlines()
+    assert {f"troupe-logs{mark}.timer", f"troupe-logs{mark}.service"} <= {
+        path.name for path in place.folder.iterdir()
+    }
+    keeper.remove("broker")
+    assert manager.told(f"troupe-logs{mark}.timer") == [["stop", f"troupe-logs{mark}.timer"]]
+    assert [path for path in place.folder.rglob("*") if path.is_file()] == []
+
+
 def test_add_installs_privately_tells_the_manager_once_and_is_done_again_for_nothing(
     paths: Paths, place: units.Place, keeper: Systemd, manager: Manager
 ) -> None:
@@ -159,7 +174,7 @@ def test_an_interrupted_add_is_done_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(systemd.process, "run", killed)
+        patch.setattr(process, "run", killed)
         with pytest.raises(KeyboardInterrupt):
             keeper.add(service(paths))
     assert keeper.states() == {}
@@ -220,7 +235,7 @@ def test_phases_are_read_from_what_systemd_shows(
     ago = [str(int((time.monotonic() - seconds) * 1e6)) for seconds in (1, 60)]
     young, old = ({"ActiveState": "active", "ActiveEnterTimestampMonotonic": stamp} for stamp in ago)
     failed = {"ActiveState": "failed", "Result": "exit-code", "ExecMainCode": "1", "ExecMainStatus": "7"}
-    ended = {"ActiveState": "inactive", "ExecMainCode": "1", "ExecMainStatus": "78"}
+    ended = {"ActiveState": "failed", "ExecMainCode": "1", "ExecMainStatus": "78"}
     assert phase(keeper, manager, one, **young) is Phase.STARTING
     assert phase(keeper, manager, one, **old) is Phase.RUNNING
     assert keeper.states()[NAME].since == pytest.approx(time.time() - 60, abs=2)
@@ -250,7 +265,7 @@ def test_a_kill_at_the_deadline_is_told(
             manager.facts[one] = {"ActiveState": "failed", "Result": "timeout"}
         return plain(argv, **more)
 
-    monkeypatch.setattr(systemd.process, "run", run)
+    monkeypatch.setattr(process, "run", run)
     assert keeper.stop([NAME]) == (NAME,)
     assert manager.told("reset-failed") == [["reset-failed", one]]
 

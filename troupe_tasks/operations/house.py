@@ -11,8 +11,8 @@ from troupe_tasks.paths import Paths
 from troupe_tasks.record import Record
 from troupe_tasks.sandbox.drivers import open_driver
 from troupe_tasks.sandbox.protocol import Listing, Sandboxes
+from troupe_tasks.services.choose import keeper
 from troupe_tasks.services.protocol import Services
-from troupe_tasks.services.supervisor import Supervisor
 
 DEFAULT_DRIVER = "capsule"
 
@@ -30,7 +30,7 @@ class House:
     @cached_property
     def services(self) -> Services:
         """Return what keeps gateways and the broker running."""
-        return Supervisor(self.paths)
+        return keeper(self.paths)
 
     @cached_property
     def broker(self) -> Broker:

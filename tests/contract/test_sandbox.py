@@ -120,6 +120,36 @@ def test_starting_what_is_not_there_never_makes_an_empty_one(house: House) -> No
     assert not house.paths.sandbox("nobody").exists()
 
 
+def test_start_goes_on_after_being_killed_at_any_moment(house: House, fresh: Fresh) -> None:
+    one = fresh()
+    house.driver.create(house.spec(one))
+    code = (
+        "import sys; from troupe_tasks.paths import Paths\n"
+        "from troupe_tasks.sandbox.drivers import open_driver\n"
+        "from troupe_tasks.sandbox.protocol import Isolation\n"
+        "d = open_driver('capsule', Paths.from_env(), isolation=Isolation(sys.argv[1]))\n"
+        "print('go', flush=True); d.start(sys.argv[2])"
+    )
+    for delay_s in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4):
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, house.driver.isolation().value, one],
+            env=child_env(house), cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"go\n"
+        time.sleep(delay_s)
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        house.driver.start(one)
+        assert run(house, one, "true").status == 0
+        house.driver.stop(one, deadline_s=0.2)
+    house.driver.remove(one)
+    left = [path for path in house.paths.run.rglob("*") if one in path.name]
+    assert left == []
+
+
 def test_create_goes_on_after_being_killed_at_any_moment(house: House, fresh: Fresh) -> None:
     one = fresh()
     spec = house.spec(one, sizes=SMALL.model_copy(update={"storage_mib": 2048}))

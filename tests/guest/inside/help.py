@@ -17,7 +17,7 @@ NAME = "gateway-jane"
 
 def home(folder: Path) -> Paths:
     """Return the places of a home in folder."""
-    return Paths(data=folder / "data", config=folder / "config", state=folder / "state")
+    return Paths(data=folder / "data/troupe", config=folder / "config/troupe", state=folder / "state/troupe")
 
 
 def service(paths: Paths, script: str = STAYS, **more: object) -> Service:

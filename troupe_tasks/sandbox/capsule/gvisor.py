@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,12 @@ class Gvisor:
         left = [entry for entry in self._root.iterdir() if entry.name.startswith(f"{sandbox_id}_")]
         if done.status != 0 and left:
             raise SandboxFailed(f"runsc can't delete {sandbox_id}", cause=line(done.stderr[-300:]))
+        # A start that was cut before runsc wrote its state left these, which runsc's delete knows nothing of; the
+        # next start would fail on the socket.
+        for pid in self._pids(sandbox_id):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        (self._root / f"runsc-{sandbox_id}.sock").unlink(missing_ok=True)
 
     def enter(
         self, saved: Saved, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, report: bool, tty: bool
@@ -191,7 +198,10 @@ class Gvisor:
 
     def pids(self, saved: Saved) -> tuple[int, ...]:
         """Return the sandbox process, and the gofer which is its sibling."""
-        mark = saved.spec.id.encode()
+        return self._pids(saved.spec.id)
+
+    def _pids(self, sandbox_id: str) -> tuple[int, ...]:
+        mark = sandbox_id.encode()
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():

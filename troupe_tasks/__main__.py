@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -23,6 +24,9 @@ def main() -> None:
         if ended.code == _INTERRUPTED:
             _leave_interrupted()
         raise
+    finally:
+        # The command has ended: a Ctrl-C while Python closes down must not change how.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _leave_interrupted() -> NoReturn:

@@ -6,13 +6,14 @@ import contextlib
 import os
 import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command that sys.argv names and exit with its status."""
+    sys.unraisablehook = _told_again
     try:
         from troupe_tasks.commands.frame import guarded
 
@@ -27,6 +28,15 @@ def main() -> None:
     finally:
         # The command has ended: a Ctrl-C while Python closes down must not change how.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _told_again(lost: Any) -> None:
+    # A Ctrl-C can fall where nothing can be raised (the callback of a weak reference): it is sent once more.
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
 
 
 def _leave_interrupted() -> NoReturn:

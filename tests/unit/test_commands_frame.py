@@ -165,3 +165,19 @@ def test_a_signal_stops_it_with_130(number: signal.Signals) -> None:
     assert child.returncode == 130
     assert err.startswith(b"troupe: interrupted")
     assert b"Traceback" not in err
+
+
+def test_an_error_on_the_way_out_of_a_ctrl_c_is_the_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:
+    def body() -> None:
+        try:
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise OSError(9, "Bad file descriptor")
+        except OSError as error:
+            raise NotReady("cannot use a folder") from error
+
+    with pytest.raises(SystemExit) as ended:
+        guarded(body, as_json=False, debug=False)
+    assert ended.value.code == 130
+    assert "interrupted" in capsys.readouterr().err

@@ -66,11 +66,19 @@ def guarded(body: Callable[[], None], *, as_json: bool, debug: bool) -> None:
     except TroupeError as error:
         if debug:
             raise
-        _fail(error, as_json=as_json)
+        _fail(Interrupted("interrupted") if _began_as_interrupt(error) else error, as_json=as_json)
     except Exception as error:
         if debug:
             raise
-        _fail(_from_outside(error), as_json=as_json)
+        told = Interrupted("interrupted") if _began_as_interrupt(error) else _from_outside(error)
+        _fail(told, as_json=as_json)
+
+
+def _began_as_interrupt(error: BaseException | None) -> bool:
+    """Tell whether an error came up while a Ctrl-C was on its way out: then that is what happened."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _from_outside(error: Exception) -> TroupeError:

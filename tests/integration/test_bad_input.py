@@ -101,12 +101,19 @@ def test_ctrl_c_at_any_moment_leaves_a_create_that_can_be_finished(clear: House)
         out, err = child.communicate(timeout=100)
         ended = Ended(child.returncode, out, err)
         assert "Traceback" not in err, (seed, str(ended))
-        assert child.returncode in (130, 0), (seed, str(ended))
-        if child.returncode == 0:  # it was quicker than Ctrl-C: once more from the beginning
+        # Nothing said at all: it fell into Python's own start, before there was a troupe to handle it.
+        early = not out and not err and child.returncode in (1, -signal.SIGINT)
+        assert child.returncode in (130, 0, 3) or early, (seed, str(ended))
+        if child.returncode == 3:  # the one before was interrupted with its last step already done
+            assert "already" in err, (seed, str(ended))
+        if child.returncode in (0, 3):  # it was quicker than Ctrl-C: once more from the beginning
+            assert Journal(clear.paths, ID).unfinished() is None, seed
             clear.delete(NAME)
     done = clear.troupe(*REQUEST)
-    assert done.status == 0, (seed, str(done))
+    assert done.status in (0, 3), (seed, str(done))
+    assert done.status == 0 or "already" in done.err, (seed, str(done))
     assert Journal(clear.paths, ID).unfinished() is None
+    assert clear.troupe("start", ID).status == 0
     assert clear.troupe("chat", ID, "well?").status == 0
 
 

@@ -61,7 +61,7 @@ echo /opt/lib >/usr/local/lib/python{python}/dist-packages/wheels.pth
 systemctl --version | head -n 1; uname -r
 for name in {names}; do
   python3 -m pytest -q --color=no -p no:cacheprovider -o junit_logging=all --rootdir=/opt/troupe -c /dev/null \
-    --junitxml=/run/$name.xml tests/guest/inside/$name.py || true
+    --junitxml=/run/$name.xml {inside}/inside/$name.py || true
   echo "-----REPORT $name"; base64 /run/$name.xml; echo "-----END"
 done
 sync
@@ -86,25 +86,26 @@ class Base:
     initrd: Path
 
 
-def ensure_base(home: Path) -> Base:
+def ensure_base(home: Path, *, packages: tuple[str, ...] = ()) -> Base:
     """Return the base disk with its kernel, built if it is not there yet (about two minutes, 600 MB)."""
-    recipe = "\n".join([SUITE, PYTHON, *PACKAGES, *WHEELS, _UNIT, "2"])
+    packages = PACKAGES + packages
+    recipe = "\n".join([SUITE, PYTHON, *packages, *WHEELS, _UNIT, "2"])
     folder = home / f"base-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
     if not folder.is_dir():
         work = home / ".building"
         durable.remove_tree(work)
         work.mkdir(parents=True)
-        _build(work)
+        _build(work, packages)
         work.rename(folder)
     return Base(folder / "base.ext4", folder / "vmlinuz", folder / "initrd")
 
 
-def _build(work: Path) -> None:
+def _build(work: Path, packages: tuple[str, ...]) -> None:
     root = work / "rootfs"
     apt.keyring()
     process.run(
         [
-            "mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}",
+            "mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}",
             "--aptopt=APT::Install-Recommends false", "--dpkgopt=path-exclude=/usr/share/doc/*",
             "--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
             SUITE, root, *apt.mirrors().lines(SUITE),
@@ -148,12 +149,12 @@ def _furnish(root: Path) -> None:
     (linger / USER).touch()
 
 
-def code_disk(target: Path, names: tuple[str, ...]) -> None:
+def code_disk(target: Path, names: tuple[str, ...], *, inside: str = "tests/guest") -> None:
     """Write the code under test, and what to run of it, as a tar that the guest reads from its second disk."""
     with tarfile.open(target, "w") as archive:
-        for folder in ("troupe_tasks", "units", "tests/guest"):
+        for folder in ("troupe_tasks", "units", inside):
             archive.add(ROOT / folder, folder, filter=_plain)
-        script = _RUN.format(names=" ".join(names), python=PYTHON).encode()
+        script = _RUN.format(names=" ".join(names), python=PYTHON, inside=inside).encode()
         entry = tarfile.TarInfo("run.sh")
         entry.size = len(script)
         archive.addfile(entry, io.BytesIO(script))
@@ -180,19 +181,21 @@ def accelerator() -> tuple[str, ...]:
     return ("-accel", "tcg,thread=multi", "-cpu", "max")
 
 
-def boot(base: Base, disk: Path, *, code: Path, logs: Path) -> Boot:
-    """Boot a disk until it powers itself off. Raises ToolTimeout, with the console's end in logs."""
+def boot(
+    base: Base, disk: Path, *, code: Path, logs: Path, memory_mib: int = 1024, extra: tuple[str, ...] = ()
+) -> Boot:
+    """Boot a disk until it powers itself off; extra are more of QEMU's options. Raises ToolTimeout."""
     began = time.monotonic()
     logs.mkdir(parents=True, exist_ok=True)
     process.run(
         [
-            "qemu-system-x86_64", "-M", "q35", *accelerator(), "-smp", "2", "-m", "1024", "-display", "none",
+            "qemu-system-x86_64", "-M", "q35", *accelerator(), "-smp", "2", "-m", str(memory_mib), "-display", "none",
             "-monitor", "none", "-no-reboot", "-nic", "none",
             "-serial", f"file:{logs / 'console.log'}", "-serial", f"file:{logs / 'tests.log'}",
             "-kernel", base.kernel, "-initrd", base.initrd,
             "-append", "root=/dev/vda rw console=ttyS0 systemd.show_status=0 quiet",
             "-drive", f"file={disk},if=virtio,format=raw,cache=unsafe",
-            "-drive", f"file={code},if=virtio,format=raw,readonly=on",
+            "-drive", f"file={code},if=virtio,format=raw,readonly=on", *extra,
         ],
         deadline_s=_BOOT_DEADLINE_S,
     )  # fmt: skip

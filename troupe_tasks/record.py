@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from troupe_tasks import durable
+from troupe_tasks import durable, strict
 from troupe_tasks.errors import NotFound, StateUnreadable
 from troupe_tasks.paths import Paths
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 class KitPin(BaseModel):
@@ -84,7 +82,7 @@ def find(paths: Paths, agent_id: str) -> Record | None:
         data = durable.read_private(path)
     except FileNotFoundError:
         return None
-    record = _parse(Record, data, str(path))
+    record = strict.parse(Record, data, place=path)
     if record.id != agent_id:
         raise StateUnreadable(f"{path} is the record of another agent, {record.id}")
     return record
@@ -107,17 +105,6 @@ def last_self_test(paths: Paths, agent_id: str) -> SelfTest | None:
     """Return how the last self-test went, or None."""
     path = paths.agent(agent_id) / "self-test.json"
     try:
-        return _parse(SelfTest, durable.read_private(path), str(path))
+        return strict.parse(SelfTest, durable.read_private(path), place=path)
     except FileNotFoundError:
         return None
-
-
-def _parse(model: type[Model], data: bytes, place: str) -> Model:
-    try:
-        return model.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise StateUnreadable(
-            f"{place} is not what troupe writes", cause=f"{where}: {first['msg']}"
-        ) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from troupe_tasks import resources
+from troupe_tasks import resources, strict
 from troupe_tasks.errors import NotReady, UsageError
 from troupe_tasks.kits.model import Kit
 from troupe_tasks.text import line
@@ -41,9 +41,7 @@ def read(folder: Path, *, name: str) -> Kit:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _unusable(source, line(str(error))) from error
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise _unusable(source, line(f"{where}: {first['msg']}")) from error
+        raise _unusable(source, strict.complaint(error)) from error
     if kit.name != name:
         raise _unusable(source, f"it calls itself {kit.name}, and {line(name, 60)} was asked for")
     return kit

@@ -8,6 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+WRITTEN_ANEW = "Remove it; `troupe start` writes it anew."
+
 
 class Phase(StrEnum):
     """Where a service is in its life."""

@@ -12,11 +12,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from troupe_tasks import durable, process
-from troupe_tasks.errors import StateUnreadable
-from troupe_tasks.services import launch
+from troupe_tasks import durable, process, strict
+from troupe_tasks.services import launch, protocol
 from troupe_tasks.services.protocol import Service
 
 SOCKET = "supervisor.sock"
@@ -78,11 +77,7 @@ def load(folder: Path) -> dict[str, Spec]:
 
 
 def _read(path: Path) -> Spec:
-    try:
-        return Spec.model_validate_json(durable.read_private(path))
-    except ValidationError as error:
-        hint = "Remove it; `troupe start` writes it anew."
-        raise StateUnreadable(f"{path} is not what troupe writes", hint=hint) from error
+    return strict.parse(Spec, durable.read_private(path), place=path, hint=protocol.WRITTEN_ANEW)
 
 
 def save(folder: Path, one: Spec) -> None:

@@ -14,13 +14,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from troupe_tasks import durable, locks, process
-from troupe_tasks.errors import NotReady, StateUnreadable
+from troupe_tasks import durable, locks, process, strict
+from troupe_tasks.errors import NotReady
 from troupe_tasks.paths import Paths
 from troupe_tasks.services import units
-from troupe_tasks.services.protocol import Phase, Service, ServiceState
+from troupe_tasks.services.protocol import WRITTEN_ANEW, Phase, Service, ServiceState
 from troupe_tasks.services.units import Files, Unit
 
 _CALL_S = 30.0
@@ -248,11 +246,7 @@ class Systemd:
 
 
 def _read(path: Path) -> Unit:
-    try:
-        return Unit.model_validate_json(durable.read_private(path))
-    except ValidationError as error:
-        hint = "Remove it; `troupe start` writes it anew."
-        raise StateUnreadable(f"{path} is not what troupe writes", hint=hint) from error
+    return strict.parse(Unit, durable.read_private(path), place=path, hint=WRITTEN_ANEW)
 
 
 def _are_there(contents: Mapping[Path, bytes]) -> bool:

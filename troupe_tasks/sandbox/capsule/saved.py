@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from troupe_tasks import durable, process
-from troupe_tasks.errors import AlreadyExists, NotReady, SandboxGone, StateUnreadable
+from troupe_tasks import durable, process, strict
+from troupe_tasks.errors import AlreadyExists, NotReady, SandboxGone
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox.protocol import Isolation, SandboxSpec
 
@@ -54,12 +54,9 @@ def load(paths: Paths, sandbox_id: str) -> Saved:
     """Return what is kept about a sandbox. Raises SandboxGone, StateUnreadable."""
     file = paths.sandbox(sandbox_id) / "spec.json"
     try:
-        return Saved.model_validate_json(durable.read_private(file, _SPEC_CAP))
+        return strict.parse(Saved, durable.read_private(file, _SPEC_CAP), place=file)
     except FileNotFoundError:
         raise SandboxGone(f"there is no sandbox {sandbox_id}") from None
-    except ValidationError as error:
-        cause = str(error.errors()[0]["msg"])
-        raise StateUnreadable(f"{file} does not read as a sandbox's file", cause=cause) from None
 
 
 def save_new(paths: Paths, spec: SandboxSpec, isolation: Isolation) -> Saved:

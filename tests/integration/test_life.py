@@ -171,6 +171,24 @@ def test_its_log_and_its_receipts_can_be_read(running: House) -> None:
     assert "model.rehearsal.internal" in egress.out, egress
 
 
+def test_its_traffic_is_followed_until_ctrl_c(running: House) -> None:
+    following = running.start("logs", ID, "--egress", "--follow")
+    try:
+        assert following.stdout is not None
+        before = len(running.troupe("logs", ID, "--egress").out.splitlines())
+        assert running.troupe("chat", ID, "followed?").status == 0
+        # One line more than there was: the turn's own. The test's time limit ends a wait for ever.
+        rows = [following.stdout.readline() for _ in range(before + 1)]
+        assert json.loads(rows[-1])["host"] == "model.rehearsal.internal"
+        following.send_signal(signal.SIGINT)
+        _, err = following.communicate(timeout=30)
+        assert following.returncode == 130
+        assert "Traceback" not in err
+    finally:
+        following.kill()
+        following.wait()
+
+
 def test_a_machine_restart_is_survived_by_start_all(running: House) -> None:
     running.rooms.services.shutdown()
     running.rooms.driver().stop(ID, deadline_s=10)

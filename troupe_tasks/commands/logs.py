@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from invoke import Context
 
@@ -35,33 +38,55 @@ def logs(
     if agent_id not in _SHARED and not known(house.paths, agent_id):
         raise NotFound(f"there is no agent {agent_id}")
     name = "egress.jsonl" if egress else f"{agent_id if agent_id in _SHARED else 'gateway'}.log"
+    # A piece may end within a character.
+    decoder = getincrementaldecoder("utf-8")("backslashreplace")
     for piece in _pieces(house.paths.logs(agent_id) / name, follow=follow):
-        print(escape(piece), end="", flush=True)
+        print(escape(decoder.decode(piece)), end="", flush=True)
+    print(escape(decoder.decode(b"", final=True)), end="")
 
 
 def _pieces(path: Path, *, follow: bool) -> Iterator[bytes]:
-    """Yield the file's end, then what is added; a rotated file is taken up anew."""
+    """Yield the file's end, from a line's start, then what is added; of a rotated file the rest, then the new one."""
     import time
 
     from troupe_tasks.durable import told
 
-    place, inode = -1, -1
-    while True:
-        with told(path):
-            try:
-                found = path.stat()
-                with path.open("rb") as file:
-                    if found.st_ino != inode or found.st_size < place:
-                        place = max(0, found.st_size - _TAIL_BYTES) if inode == -1 else 0
-                        inode = found.st_ino
-                    file.seek(place)
-                    piece = file.read(_TAIL_BYTES)
-                    place += len(piece)
-            except FileNotFoundError:
-                piece = b""
-        if piece:
-            yield piece
-        elif not follow:
-            return
-        else:
-            time.sleep(0.2)
+    with told(path):
+        file = _opened(path)
+        if file is not None and file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES)) > 0:
+            file.readline(_TAIL_BYTES)
+        while True:
+            while file is not None and (piece := file.read(_TAIL_BYTES)):
+                yield piece
+            if not follow:
+                break
+            newer = _newer(path, file)
+            if newer is None:
+                time.sleep(0.2)
+            elif file is not None:
+                while piece := file.read(_TAIL_BYTES):  # added since the last look, before it was moved away
+                    yield piece
+                file.close()
+            file = newer or file
+        if file is not None:
+            file.close()
+
+
+def _opened(path: Path) -> BinaryIO | None:
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        return None
+
+
+def _newer(path: Path, file: BinaryIO | None) -> BinaryIO | None:
+    """Return the file that stands in the place of this one by now; one that was emptied is gone on with anew."""
+    if file is None:
+        return _opened(path)
+    known = os.fstat(file.fileno())
+    if known.st_size < file.tell():
+        file.seek(0)
+    try:
+        return None if os.path.samestat(path.stat(), known) else _opened(path)
+    except FileNotFoundError:
+        return None

@@ -13,8 +13,8 @@ from troupe_tasks.operations import inventory
 from troupe_tasks.operations.house import House
 from troupe_tasks.paths import Paths
 from troupe_tasks.record import KitPin, Record, Sizes
-from troupe_tasks.sandbox.protocol import Listing
-from troupe_tasks.services.protocol import ServiceState
+from troupe_tasks.sandbox.protocol import Listing, SandboxInfo, State
+from troupe_tasks.services.protocol import Phase, ServiceState
 
 ID = "jane"
 
@@ -64,6 +64,18 @@ def test_an_agent_at_rest_has_nothing_unfinished_and_its_receipts_are_not_read(
 
     monkeypatch.setattr(inventory, "Journal", refuse)
     assert inventory.agents(house)[0].unfinished is None
+
+
+def test_a_failed_gateway_is_told_with_since_when_and_why(house: House) -> None:
+    gateway = ServiceState(Phase.FAILED, since=86_400.0, why="it ended too quickly too often")
+    told = "failed since 1970-01-02T00:00:00+00:00: it ended too quickly too often"
+    assert inventory._gateway(gateway) == told
+    record = records.load(house.paths, ID)
+    here = SandboxInfo(
+        name=ID, id=ID, identity="1", state=State.RUNNING, sizes=None, isolation=None, started_at=None
+    )
+    standing, why = inventory._standing(record, here, house.listing(), gateway)
+    assert (standing, why) == ("failed", f"the gateway has {told}")
 
 
 def test_the_status_of_one_agent_still_checks_every_receipt(house: House) -> None:

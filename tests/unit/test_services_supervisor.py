@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -42,11 +43,13 @@ def service(
     *,
     name: str = "gateway-jane",
     stop_wait_s: int = 5,
+    start_tries: int = 1,
     final_exits: tuple[int, ...] = (),
 ) -> Service:
     return Service(
         name=name, argv=(sys.executable, "-I", "-S", "-c", code), log=paths.logs("jane") / f"{name}.log",
-        env={"MARK": "% ; #'\""}, start_s=1, start_tries=1, stop_wait_s=stop_wait_s, final_exits=final_exits,
+        env={"MARK": "% ; #'\""}, start_s=1, start_tries=start_tries, stop_wait_s=stop_wait_s,
+        final_exits=final_exits,
     )  # fmt: skip
 
 
@@ -103,6 +106,79 @@ def test_a_service_that_keeps_ending_fails_after_its_limit(paths: Paths, keeper:
     state = keeper.states()["gateway-jane"]
     assert "too quickly" in state.why
     assert state.since == pytest.approx(time.time(), abs=30)
+
+
+_LASTS = "import time\nprint('up', time.time(), flush=True)\ntime.sleep(1.2)\nraise SystemExit(7)"
+
+
+def starts(one: Service) -> list[float]:
+    """Return when a service started that lasts a little longer than start_s each time."""
+    rows = one.log.read_text(encoding="ascii").splitlines() if one.log.exists() else []
+    return [float(row.split()[1]) for row in rows if row.startswith("up ")]
+
+
+def test_one_that_ends_each_time_after_it_counted_as_started_is_paused_and_given_up(
+    paths: Paths, keeper: Supervisor
+) -> None:
+    one = service(paths, _LASTS, start_tries=2)
+    keeper.add(one)
+    keeper.start([one.name])
+    seen: list[Phase] = []
+
+    def is_given_up() -> bool:
+        seen.append(phase(keeper))
+        return seen[-1] is Phase.FAILED
+
+    until(is_given_up, deadline_s=30)
+    state = keeper.states()["gateway-jane"]
+    assert {Phase.STARTING, Phase.RUNNING, Phase.WAITING} <= {*seen}
+    assert state.why == f"it ended too quickly too often: 3 times within {state.why.split()[-2]} s"
+    assert state.since == pytest.approx(time.time(), abs=10)
+    moments = starts(one)
+    assert len(moments) == 3
+    # 1.2 s of life, then pauses of 1 and 2 s.
+    assert moments[1] - moments[0] >= 2.2
+    assert moments[2] - moments[1] >= 3.2
+    assert f"gateway-jane: {state.why}; giving up\n" in one.log.read_text(encoding="ascii")
+    keeper.start([one.name])
+    assert phase(keeper).up
+    until(lambda: len(starts(one)) == 4, deadline_s=5)
+
+
+def test_one_that_waits_for_its_next_try_stops_at_once_and_starts_at_once(
+    paths: Paths, keeper: Supervisor
+) -> None:
+    one = service(paths, _LASTS, start_tries=5)
+    keeper.add(one)
+    keeper.start([one.name])
+    until(lambda: len(starts(one)) == 2)
+    until(lambda: phase(keeper) is Phase.WAITING)
+    assert keeper.stop([one.name]) == ()
+    assert phase(keeper) is Phase.STOPPED
+    assert "Traceback" not in one.log.read_text(encoding="ascii")
+    keeper.start([one.name])
+    until(lambda: phase(keeper) is Phase.STARTING)
+    until(lambda: phase(keeper) is Phase.WAITING)
+    keeper.start([one.name])
+    assert phase(keeper) is Phase.STARTING
+
+
+def test_what_is_counted_lasts_no_longer_than_the_limit(tmp_path: Path) -> None:
+    note = tmp_path / "one.tries"
+    now = launch.clock()
+    assert launch.tries(note) == launch.Tries()
+    for broken in ("", "[", "[1, 2]", '[["x"], 0, 0]', "[[1], null, 0]"):
+        note.write_text(broken, encoding="ascii")
+        assert launch.tries(note) == launch.Tries()
+    long_ago = [now - 60.0, now - 50.0, now - 1000.0, now + 1000.0]
+    note.write_text(json.dumps([long_ago, 0, 0]), encoding="ascii")
+    launch._hold_back(note, pauses_s=[0], limit_s=40)
+    (last,) = launch.tries(note).starts
+    assert last >= now
+    launch._hold_back(note, pauses_s=[0], limit_s=40)
+    with pytest.raises(SystemExit):
+        launch._hold_back(note, pauses_s=[0], limit_s=40)
+    assert launch.tries(note).given_up >= now
 
 
 def test_a_final_exit_status_is_not_restarted(paths: Paths, keeper: Supervisor) -> None:

@@ -103,7 +103,10 @@ def full(house: House, agent_id: str) -> Full:
 
 
 def _gateway(gateway: ServiceState | None) -> str:
-    return f"{gateway.phase} since {_when(gateway)}" if gateway else "not among the services"
+    if gateway is None:
+        return "not among the services"
+    why = f": {gateway.why}" if gateway.phase is Phase.FAILED and gateway.why else ""
+    return f"{gateway.phase} since {_when(gateway)}{why}"
 
 
 def pending(house: House, agent_id: str) -> Unfinished | None:
@@ -152,8 +155,11 @@ def _standing(
     if info.state is State.BROKEN:
         return "broken", "its sandbox is not whole"
     phase = gateway.phase if gateway else Phase.STOPPED
-    if phase is Phase.FAILED:
-        return "failed", f"the gateway ended too often; last at {_when(gateway)}"
+    if gateway and phase is Phase.FAILED:
+        return (
+            "failed",
+            f"the gateway has failed since {_when(gateway)}: {gateway.why or 'it ended too often'}",
+        )
     if phase is Phase.RUNNING and info.state is State.RUNNING:
         return "running", ""
     if record.wanted == "up" and phase.up:

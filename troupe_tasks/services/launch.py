@@ -1,9 +1,12 @@
-"""Become a service's program, once no orphan of it is left.
+"""Become a service's program, once no orphan of it is left and its pause is over.
 
 The supervisor starts this file by itself, without troupe's package, for it must be quick and leave nothing
 behind: it takes the service's kernel lock, which the program it becomes holds for life. A lock that is held
 means that an earlier supervisor was killed and its program lives on: that one is stopped first, so there
 are never two.
+
+The supervisor restarts a program that ended after it counted as started at once, for ever. So each start is noted
+here: the next one waits, longer each time, and after too many within a time there is none.
 """
 
 from __future__ import annotations
@@ -16,11 +19,80 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 _GRACE_S = 10.0
 _KILLED_S = 5.0
 _BUSY = 75
+_GIVEN_UP = 76
+
+
+class Tries(NamedTuple):
+    """When a service was started lately, until when its next start waits, when it was given up: by the boot clock."""
+
+    starts: tuple[float, ...] = ()
+    until: float = 0.0
+    given_up: float = 0.0
+
+    def why(self) -> str:
+        """Say in words why it was given up."""
+        span_s = self.given_up - self.starts[0] if self.starts else 0
+        return f"it ended too quickly too often: {len(self.starts)} times within {span_s:.0f} s"
+
+    def waits(self) -> bool:
+        """Tell whether the next start is put off."""
+        return self.until > clock()
+
+
+def clock() -> float:
+    """Return the seconds since the machine's start."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def tries(note: Path) -> Tries:
+    """Return what is noted of a service's starts; a note that is not there, or not whole, says nothing."""
+    try:
+        starts, until, given_up = json.loads(note.read_bytes())
+        return Tries(tuple(map(float, starts)), float(until), float(given_up))
+    except (OSError, ValueError, TypeError):
+        return Tries()
+
+
+def _note(path: Path, what: Tries) -> bool:
+    """Note what is known of a service's starts, and tell whether there was room to."""
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        beside.unlink(missing_ok=True)
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(handle, json.dumps(what).encode())
+        finally:
+            os.close(handle)
+        beside.replace(path)
+    except OSError:
+        return False
+    return True
+
+
+def _hold_back(note: Path, *, pauses_s: list[int], limit_s: int) -> None:
+    """Wait until the next start is due; raise SystemExit when there were too many."""
+    # Nothing was started yet, so a stop ends this at once, without a word.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    found, now = tries(note), clock()
+    if found.given_up:
+        sys.exit(_GIVEN_UP)
+    recent = tuple(start for start in found.starts if now - limit_s < start <= now)
+    if len(recent) > len(pauses_s):
+        over = Tries(recent, given_up=now)
+        sys.stderr.write(f"{note.stem}: {over.why()}; giving up\n")
+        _note(note, over)
+        sys.exit(_GIVEN_UP)
+    pause_s = pauses_s[max(len(recent), 1) - 1] if found.starts and pauses_s else 0
+    if _note(note, Tries(recent, until=now + pause_s)):
+        time.sleep(pause_s)
+    else:
+        time.sleep(max(pauses_s, default=0))  # it can't be counted, so there is never any hurry
+    _note(note, Tries((*recent, clock())))
 
 
 def holders(lock: Path) -> list[int]:
@@ -100,6 +172,7 @@ def main(name: str) -> NoReturn:
         main(name)
     os.set_inheritable(handle, True)
     spec = json.loads(Path("programs", f"{name}.json").read_bytes())
+    _hold_back(Path("programs", f"{name}.tries"), pauses_s=spec["pauses_s"], limit_s=spec["limit_s"])
     os.chdir("/")
     os.execve(spec["argv"][0], spec["argv"], spec["env"])  # noqa: S606 - that is the point
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 WRITTEN_ANEW = "Remove it; `troupe start` writes it anew."
+FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1, 30
 
 
 class Phase(StrEnum):
@@ -43,9 +44,9 @@ class ServiceState:
 class Service:
     """A program to keep up.
 
-    It counts as started after start_s; ending sooner, start_tries times more with growing pauses, makes it
-    failed. Later it is restarted whenever it ends, unless by a status in final_exits. It is stopped by SIGINT
-    to its whole group, after stop_wait_s by SIGKILL. log must lie in a folder of ours.
+    It counts as started after start_s. It is restarted whenever it ends, unless by a status in final_exits, after
+    growing pauses; start_tries restarts within limit_s, and one more end makes it failed. It is stopped by SIGINT to
+    its whole group, after stop_wait_s by SIGKILL. log must lie in a folder of ours.
     """
 
     name: str
@@ -56,6 +57,21 @@ class Service:
     start_tries: int = 5
     stop_wait_s: int = 70
     final_exits: tuple[int, ...] = ()
+
+    @property
+    def pauses_s(self) -> tuple[int, ...]:
+        """Return the pause before each restart."""
+        return tuple(min(FIRST_PAUSE_S << number, _LONGEST_PAUSE_S) for number in range(self.start_tries))
+
+    @property
+    def longest_pause_s(self) -> int:
+        """Return what the pauses grow to."""
+        return min(FIRST_PAUSE_S << self.start_tries, _LONGEST_PAUSE_S)
+
+    @property
+    def limit_s(self) -> int:
+        """Return a time in which one that never lasts start_s uses up its tries, pauses included."""
+        return self.start_tries * self.longest_pause_s + (self.start_tries + 1) * self.start_s + 5
 
 
 class Services(Protocol):

@@ -53,6 +53,8 @@ class Spec(BaseModel):
     log: str = Field(pattern=r"^(\.\./){0,4}[A-Za-z0-9._/-]+$")
     start_s: int = Field(ge=1)
     start_tries: int = Field(ge=0)
+    pauses_s: tuple[int, ...]
+    limit_s: int = Field(ge=1)
     stop_wait_s: int = Field(ge=1)
     final_exits: tuple[int, ...]
 
@@ -66,6 +68,8 @@ def spec(service: Service, folder: Path) -> Spec:
         log=os.path.relpath(service.log, folder),
         start_s=service.start_s,
         start_tries=service.start_tries,
+        pauses_s=service.pauses_s,
+        limit_s=service.limit_s,
         stop_wait_s=service.stop_wait_s,
         final_exits=service.final_exits,
     )

@@ -26,6 +26,7 @@ from troupe_tasks.text import line
 _START_S = 15.0
 _DO_NOT_WAIT = False
 _STOPPING = 40
+_ALIVE = (10, 20)  # starting, running
 _PHASES = {
     0: Phase.STOPPED, 10: Phase.STARTING, 20: Phase.RUNNING, 30: Phase.WAITING, 40: Phase.STOPPING,
     100: Phase.ENDED, 200: Phase.FAILED,
@@ -64,7 +65,7 @@ class Supervisor:
             if known is None:
                 return
             self._drop(known)
-            for end in ("json", "lock"):
+            for end in ("json", "lock", "tries"):
                 (self._folder / "programs" / f"{name}.{end}").unlink(missing_ok=True)
             settings.write(self._folder)
             with suppress(rpc.Down):
@@ -104,8 +105,9 @@ class Supervisor:
             with self._locked():
                 self.ensure_running()
             found = self._call("getAllProcessInfo")
-        known = {str(info["name"]): _state(info) for info in found}
-        return {name: known.get(name, ServiceState(Phase.STOPPED)) for name in names}
+        known = {str(info["name"]): info for info in found}
+        down = ServiceState(Phase.STOPPED)
+        return {name: self._state(name, known[name]) if name in known else down for name in names}
 
     def ensure_running(self) -> None:
         """Start supervisord if it is not running, and what was wanted since this machine's last start."""
@@ -158,7 +160,14 @@ class Supervisor:
         return sorted(path.stem for path in (self._folder / "programs").glob("*.json"))
 
     def _start(self, name: str) -> None:
+        """Start a service, unless it runs; one that waits for its next try is tried at once."""
         try:
+            tries = self._tries(name)
+            held_back = tries.waits() or bool(tries.given_up)
+            if self._call("getProcessInfo", name)["state"] in _ALIVE and not held_back:
+                return
+            self._call("stopProcess", name, ok=(rpc.NOT_RUNNING,))
+            self._note(name).unlink(missing_ok=True)
             self._call("startProcess", name, _DO_NOT_WAIT, ok=(rpc.ALREADY_STARTED,))
         except rpc.Fault as fault:
             hint = "`troupe start ID` writes its description anew." if fault.code == rpc.BAD_NAME else ""
@@ -209,6 +218,30 @@ class Supervisor:
         with suppress(rpc.Down):
             self._call("removeProcessGroup", known.name, ok=(rpc.BAD_NAME,))
 
+    def _note(self, name: str) -> Path:
+        return self._folder / "programs" / f"{name}.tries"
+
+    def _tries(self, name: str) -> launch.Tries:
+        return launch.tries(self._note(name))
+
+    def _state(self, name: str, info: dict[str, Any]) -> ServiceState:
+        phase = _PHASES.get(int(info["state"]), Phase.FAILED)
+        # What supervisord sees of one that waits, or was given up, is its launcher.
+        tries = self._tries(name) if phase.up or phase is Phase.FAILED else launch.Tries()
+        if tries.given_up:
+            since = time.time() - (launch.clock() - tries.given_up)
+            return ServiceState(Phase.FAILED, since=since, why=tries.why())
+        if phase.up and tries.waits():
+            phase = Phase.WAITING
+        began = info["start"] if phase.up and phase is not Phase.WAITING else info["stop"]
+        return ServiceState(
+            phase=phase,
+            pid=int(info["pid"]) or None,
+            since=float(began) or None,
+            exit=int(info["exitstatus"]) if phase is Phase.ENDED else None,
+            why=line(str(info["spawnerr"])),
+        )
+
     def _wanted(self) -> set[str]:
         try:
             note = json.loads(durable.read_private(self._folder / "wanted.json"))
@@ -234,15 +267,3 @@ def _is_zombie(pid: int) -> bool:
         text = Path("/proc", str(pid), "stat").read_text(encoding="utf-8")
         return text.rpartition(")")[2].split()[0] == "Z"
     return True
-
-
-def _state(info: dict[str, Any]) -> ServiceState:
-    phase = _PHASES.get(int(info["state"]), Phase.FAILED)
-    began = info["start"] if phase.up and phase is not Phase.WAITING else info["stop"]
-    return ServiceState(
-        phase=phase,
-        pid=int(info["pid"]) or None,
-        since=float(began) or None,
-        exit=int(info["exitstatus"]) if phase is Phase.ENDED else None,
-        why=line(str(info["spawnerr"])),
-    )

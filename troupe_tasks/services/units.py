@@ -22,7 +22,7 @@ from troupe_tasks import process, resources
 from troupe_tasks.errors import NotReady
 from troupe_tasks.paths import Paths
 from troupe_tasks.services import rotate
-from troupe_tasks.services.protocol import Service
+from troupe_tasks.services.protocol import FIRST_PAUSE_S, Service
 
 _SYSTEM_ONLY = "# --- The rest only the system manager can give"
 _GATEWAY = "gateway-"
@@ -30,7 +30,6 @@ BROKER = "broker"
 _SHARED = (BROKER, "rehearsal")
 # The broker is there whenever an agent is, so the timer that rotates every log comes and goes with it.
 _ROTATION = ("troupe-logs.timer", "troupe-logs.service")
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1, 30
 _TEMPORARY = (Path("/tmp"), Path("/var/tmp"))
 
 
@@ -160,13 +159,12 @@ def drop_in(service: Service, paths: Paths, at: Place) -> str:
     """Return what only this service has."""
     argv = (process.which(service.argv[0], service.env), *service.argv[1:])
     where = files(service.name, paths, at)
-    tries = service.start_tries
     rows = [
         "# Written by troupe: changes here are lost.",
         "[Unit]",
         f"RequiresMountsFor={quoted(str(paths.state))}",
-        f"StartLimitIntervalSec={_limit_s(service)}",
-        f"StartLimitBurst={tries + 1}",
+        f"StartLimitIntervalSec={service.limit_s}",
+        f"StartLimitBurst={service.start_tries + 1}",
         *([f"Wants={where.extra[0].name}"] if where.extra else []),
         "",
         "[Service]",
@@ -175,9 +173,9 @@ def drop_in(service: Service, paths: Paths, at: Place) -> str:
         f"EnvironmentFile={glob.escape(_path(where.env))}",
         f"StandardOutput=append:{_path(service.log)}",
         "StandardError=inherit",
-        f"RestartSec={_FIRST_PAUSE_S}",
-        f"RestartSteps={max(tries, 1)}",
-        f"RestartMaxDelaySec={_longest_s(tries)}",
+        f"RestartSec={FIRST_PAUSE_S}",
+        f"RestartSteps={max(service.start_tries, 1)}",
+        f"RestartMaxDelaySec={service.longest_pause_s}",
         f"TimeoutStopSec={service.stop_wait_s}",
     ]
     if service.final_exits:
@@ -194,16 +192,6 @@ def _temporary(*needed: Path | str) -> list[str]:
     """Return the line that keeps a service from losing what it needs in /tmp."""
     hidden = any(Path(path).is_relative_to(folder) for path in needed for folder in _TEMPORARY)
     return ["PrivateTmp=no"] if hidden else []
-
-
-def _longest_s(tries: int) -> int:
-    return min(_FIRST_PAUSE_S << tries, _LONGEST_PAUSE_S)
-
-
-def _limit_s(service: Service) -> int:
-    """Return a time in which a service that never lasts start_s uses up its tries, pauses included."""
-    pauses = service.start_tries * _longest_s(service.start_tries)
-    return pauses + (service.start_tries + 1) * service.start_s + 5
 
 
 def quoted(word: str) -> str:

@@ -164,6 +164,8 @@ def test_its_log_and_its_receipts_can_be_read(running: House) -> None:
     said = running.troupe("logs", ID)
     assert said.status == 0, said
     assert escape(said.out) == said.out
+    as_kept = (running.paths.logs(ID) / "gateway.log").read_text(encoding="utf-8")
+    assert escape(as_kept) == as_kept
     shown = running.troupe("receipts", ID)
     assert shown.status == 0, shown
     assert "self-test" in shown.out

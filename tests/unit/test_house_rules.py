@@ -33,6 +33,7 @@ STARTS_PROGRAMS = {
     "process.py": "it is the seam",
     "sandbox/capsule/enter.py": "it runs without the package, and becomes the command inside a sandbox",
     "services/launch.py": "it runs without the package, and becomes the service",
+    "services/relay.py": "it runs without the package, and stands before a service",
 }
 WRITES_FILES = {
     "durable.py": "it is the seam",

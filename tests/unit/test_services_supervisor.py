@@ -45,11 +45,12 @@ def service(
     stop_wait_s: int = 5,
     start_tries: int = 1,
     final_exits: tuple[int, ...] = (),
+    relayed: bool = False,
 ) -> Service:
     return Service(
         name=name, argv=(sys.executable, "-I", "-S", "-c", code), log=paths.logs("jane") / f"{name}.log",
         env={"MARK": "% ; #'\""}, start_s=1, start_tries=start_tries, stop_wait_s=stop_wait_s,
-        final_exits=final_exits,
+        final_exits=final_exits, relayed=relayed,
     )  # fmt: skip
 
 
@@ -274,6 +275,32 @@ def test_after_a_machine_restart_nothing_starts_by_itself(
     assert phase(keeper) is Phase.STOPPED
     keeper.start(["gateway-jane"])
     until(lambda: phase(keeper) is Phase.RUNNING)
+
+
+def children(pid: int) -> list[int]:
+    text = Path("/proc", str(pid), "task", str(pid), "children").read_text(encoding="ascii")
+    return [int(child) for child in text.split()]
+
+
+def test_a_relayed_service_logs_safely_and_is_stopped_like_any_other(
+    paths: Paths, keeper: Supervisor
+) -> None:
+    asks = "import signal\nsignal.signal(signal.SIGINT, lambda *_: print('asked', flush=True))\n"
+    one = service(paths, asks + "print('\\x1b[2J')\n" + _STAYS, relayed=True, stop_wait_s=1)
+    (program,) = children(started(keeper, one))
+    assert keeper.stop([one.name]) == (one.name,)
+    assert not Path("/proc", str(program), "exe").exists()
+    assert one.log.read_text(encoding="ascii") == "\\x1b[2J\nup\nasked\n"
+
+
+def test_a_killed_relay_leaves_no_second_program(paths: Paths, keeper: Supervisor) -> None:
+    relay = started(keeper, service(paths, relayed=True))
+    (program,) = children(relay)
+    os.kill(relay, signal.SIGKILL)
+    until(lambda: keeper.states()["gateway-jane"].pid not in {None, relay})
+    lock = paths.run / "supervisor" / "programs" / "gateway-jane.lock"
+    until(lambda: children(pid(keeper)) != [] and launch.holders(lock) == children(pid(keeper)))
+    assert not Path("/proc", str(program), "exe").exists()
 
 
 def test_a_flood_of_output_is_rotated(paths: Paths, keeper: Supervisor) -> None:

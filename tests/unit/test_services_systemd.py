@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from troupe_tasks import process
 from troupe_tasks.errors import NotReady, StateUnreadable
 from troupe_tasks.paths import Paths
 from troupe_tasks.process import Done
-from troupe_tasks.services import choose, units
+from troupe_tasks.services import choose, relay, units
 from troupe_tasks.services.protocol import Phase, Service
 from troupe_tasks.services.supervisor import Supervisor
 from troupe_tasks.services.systemd import Systemd
@@ -127,6 +128,15 @@ def test_the_drop_in_says_program_log_and_limit(paths: Paths, place: units.Place
     # 1 + 2 + 4 s of pauses and four starts of at most 5 s are over before the interval is.
     (interval,) = [int(row.partition("=")[2]) for row in rows if row.startswith("StartLimitIntervalSec=")]
     assert interval > 7 + 4 * 5
+
+
+def test_a_relayed_services_program_stands_behind_the_relay_which_passes_signals_on(
+    paths: Paths, place: units.Place
+) -> None:
+    rows = units.drop_in(service(paths, relayed=True), paths, place).splitlines()
+    (started,) = [row for row in rows if row.startswith("ExecStart=")]
+    words = f'"-I" "-S" "{relay.__file__}" "alone" "/bin/sh" "-c" "a $b %%c"'
+    assert started == f'ExecStart=:"{sys.executable}" {words}'
 
 
 def test_only_the_system_managers_copy_has_what_only_it_can_give(paths: Paths, tmp_path: Path) -> None:
@@ -246,7 +256,8 @@ def test_phases_are_read_from_what_systemd_shows(
     keeper.start([NAME])
     assert phase(keeper, manager, one, **failed) is Phase.FAILED
     assert "status 7" in keeper.states()[NAME].why
-    assert phase(keeper, manager, one, **failed) is Phase.FAILED
+    assert phase(keeper, manager, one, **failed | {"ExecMainStatus": "139"}) is Phase.FAILED
+    assert "signal 11" in keeper.states()[NAME].why
     assert phase(keeper, manager, one, **ended) is Phase.ENDED
     assert keeper.states()[NAME].exit == 78
     assert phase(keeper, manager, one, LoadState="not-found") is Phase.STOPPED

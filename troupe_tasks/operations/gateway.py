@@ -31,7 +31,7 @@ def start(house: House, record: Record) -> None:
     durable.make_private_dir(house.paths.logs(record.id))
     house.services.add(Service(
         name=name, argv=(sys.executable, "-m", "troupe_tasks.operations.gateway", record.id), env=outlets.places(house),
-        log=log(house.paths, record.id), stop_wait_s=STOP_WAIT_S,
+        log=log(house.paths, record.id), stop_wait_s=STOP_WAIT_S, relayed=True,
     ))  # fmt: skip
     house.services.start((name,))
 

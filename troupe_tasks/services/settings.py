@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from troupe_tasks import durable, process, strict
-from troupe_tasks.services import launch, protocol
+from troupe_tasks.services import launch, protocol, relay
 from troupe_tasks.services.protocol import Service
 
 SOCKET = "supervisor.sock"
@@ -61,9 +61,10 @@ class Spec(BaseModel):
 
 def spec(service: Service, folder: Path) -> Spec:
     """Return a service's description: its program looked up now, its environment on top of the plain one."""
+    argv = (process.which(service.argv[0], service.env), *service.argv[1:])
     return Spec(
         name=service.name,
-        argv=(process.which(service.argv[0], service.env), *service.argv[1:]),
+        argv=relay.before(argv, whole_group=True) if service.relayed else argv,
         env=process.scrubbed(service.env),
         log=os.path.relpath(service.log, folder),
         start_s=service.start_s,

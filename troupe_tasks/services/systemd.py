@@ -27,6 +27,7 @@ _ASKED = (
     "StateChangeTimestampMonotonic", "ActiveEnterTimestampMonotonic",
 )  # fmt: skip
 _EXITED = 1
+_SIGNALLED = range(129, 193)  # as relay.py and shells say it
 _NOT_STARTED = range(200, 250)  # systemd.exec(5): what systemd itself ended with, before the program
 
 
@@ -270,6 +271,8 @@ def _ended(facts: Mapping[str, str]) -> str:
         return "could not be started (a file or a right was missing; the journal names it)"
     if _number(facts, "ExecMainCode") != _EXITED:
         return f"was ended by signal {status}"
+    if status in _SIGNALLED:
+        return f"was ended by signal {status - 128}"
     return (
         f"could not be started (systemd's status {status})"
         if status in _NOT_STARTED

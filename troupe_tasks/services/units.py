@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from troupe_tasks import process, resources
 from troupe_tasks.errors import NotReady
 from troupe_tasks.paths import Paths
-from troupe_tasks.services import rotate
+from troupe_tasks.services import relay, rotate
 from troupe_tasks.services.protocol import FIRST_PAUSE_S, Service
 
 _SYSTEM_ONLY = "# --- The rest only the system manager can give"
@@ -158,6 +158,8 @@ def note(service: Service, paths: Paths, at: Place, written: Mapping[Path, bytes
 def drop_in(service: Service, paths: Paths, at: Place) -> str:
     """Return what only this service has."""
     argv = (process.which(service.argv[0], service.env), *service.argv[1:])
+    if service.relayed:
+        argv = relay.before(argv, whole_group=False)  # KillMode=mixed asks the main process alone
     where = files(service.name, paths, at)
     rows = [
         "# Written by troupe: changes here are lost.",

@@ -2,8 +2,9 @@
 
 Every program gets an argument list (no shell), a scrubbed environment, a closed stdin unless one is given,
 a process group of its own that is killed whole at the deadline or on Ctrl-C, and a cap on what it may print.
-Secrets travel by `stdin` or `env` alone: an argument that is neither text nor a path is refused, so a
-SecretStr can't get there.
+Secrets travel by `stdin`, which takes a Secret as it is, or by `env` as text, for the one tool that wants it
+there: an argument that is neither text nor a path is refused, and so is a variable that is not text, so that
+neither a Secret nor a SecretStr gets there unseen.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
 from troupe_tasks.errors import ToolFailed, ToolMissing, ToolTimeout
+from troupe_tasks.secret import Secret
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 Argument = str | Path
@@ -58,6 +60,9 @@ class _Capped:
 
 def scrubbed(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment a program gets: where programs are, the home, a plain locale, and extra."""
+    for name, value in (extra or {}).items():
+        if not isinstance(value, str):
+            raise TypeError(f"the variable {name} is a {type(value).__name__}, not text")
     base = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", "/")}
     return {**base, **(extra or {})}
 
@@ -86,7 +91,7 @@ def run(
     argv: Sequence[Argument],
     *,
     deadline_s: float,
-    stdin: bytes | None = None,
+    stdin: bytes | Secret | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     cap_bytes: int = 1 << 20,
@@ -101,6 +106,7 @@ def run(
     import sh
 
     program, *arguments = words(argv)
+    given = stdin.reveal() if isinstance(stdin, Secret) else stdin or b""
     out, err = _Capped(cap_bytes), _Capped(cap_bytes)
     late = threading.Event()
     running: sh.RunningCommand | None = None
@@ -117,7 +123,7 @@ def run(
         with _signals_held(), _inheritable(pass_fds) as passed:
             running = sh.Command(which(program, env))(
                 *arguments,
-                _in=stdin if stdin is not None else b"", _out=cast("IO[bytes]", out),
+                _in=given, _out=cast("IO[bytes]", out),
                 _err=cast("IO[bytes]", err), _env=scrubbed(env), _cwd=str(cwd) if cwd else None,
                 _tty_in=False, _tty_out=False, _new_session=True, _bg=True, _bg_exc=False, _return_cmd=True,
                 _ok_code=_ANY_STATUS, _out_bufsize=65536, _err_bufsize=65536, _no_out=False, _no_err=False,

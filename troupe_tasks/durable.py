@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -95,8 +95,11 @@ def sync_tree(folder: Path) -> None:
             sync_dir(Path(place))
 
 
-def write(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replace path by data, durably; at every moment the old or the new file is there, whole."""
+def write(path: Path, data: bytes, mode: int = 0o600, *, prove: Callable[[Path], None] | None = None) -> None:
+    """Replace path by data, durably; at every moment the old or the new file is there, whole.
+
+    prove is given the new file, whole and synced, before it takes its place; if it raises, the old one stays.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     with told(path):
         try:
@@ -108,6 +111,8 @@ def write(path: Path, data: bytes, mode: int = 0o600) -> None:
                 os.fsync(handle)
             finally:
                 os.close(handle)
+            if prove is not None:
+                prove(temporary)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -121,8 +126,8 @@ def _write_all(handle: int, data: bytes) -> None:
         view = view[os.write(handle, view) :]
 
 
-def read_private(path: Path, cap_bytes: int = 1 << 20) -> bytes:
-    """Return a file of ours; a link, another user's file or one over the cap is refused.
+def read_private(path: Path, cap_bytes: int = 1 << 20, *, mode: int | None = None) -> bytes:
+    """Return a file of ours; a link, another user's file, one over the cap or of another mode is refused.
 
     Raises FileNotFoundError when there is none.
     """
@@ -136,6 +141,11 @@ def read_private(path: Path, cap_bytes: int = 1 << 20) -> bytes:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             raise StateUnreadable(f"{path} is not a plain file of yours")
+        if mode is not None and stat.S_IMODE(found.st_mode) != mode:
+            raise StateUnreadable(
+                f"{path} does not have the mode that troupe gives it",
+                cause=f"it is {stat.S_IMODE(found.st_mode):04o}, not {mode:04o}",
+            )
         with os.fdopen(handle, "rb", closefd=False) as file:
             data = file.read(cap_bytes + 1)
     except OSError as error:
@@ -145,6 +155,25 @@ def read_private(path: Path, cap_bytes: int = 1 << 20) -> bytes:
     if len(data) > cap_bytes:
         raise StateUnreadable(f"{path} is larger than {cap_bytes} bytes, which troupe never writes")
     return data
+
+
+def overwrite(path: Path) -> None:
+    """Write zeros over a plain file of ours; where blocks are copied on write, the old ones may stay."""
+    with told(path):
+        reading = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(reading)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+                raise StateUnreadable(f"{path} is not a plain file of yours")
+            os.fchmod(reading, 0o600)  # it may be read-only for its owner too
+            writing = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        finally:
+            os.close(reading)
+        try:
+            _write_all(writing, bytes(found.st_size))
+            os.fsync(writing)
+        finally:
+            os.close(writing)
 
 
 def rename(old: Path, new: Path) -> None:

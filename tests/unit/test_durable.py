@@ -162,6 +162,42 @@ def test_only_plain_files_within_the_cap_are_read(here: Path) -> None:
         durable.read_private(here / "none")
 
 
+def test_a_file_of_another_mode_is_refused_where_one_is_asked_for(here: Path) -> None:
+    durable.write(here / "file", NEW, mode=0o400)
+    assert durable.read_private(here / "file", mode=0o400) == NEW
+    with pytest.raises(StateUnreadable, match="it is 0400, not 0600"):
+        durable.read_private(here / "file", mode=0o600)
+
+
+def test_a_new_file_takes_its_place_once_it_is_proved(here: Path) -> None:
+    durable.write(here / "file", OLD)
+    seen: list[bytes] = []
+
+    def refuse(new: Path) -> None:
+        seen.append(new.read_bytes())
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        durable.write(here / "file", NEW, prove=refuse)
+    assert seen == [NEW]
+    assert (here / "file").read_bytes() == OLD
+    assert [entry.name for entry in here.iterdir()] == ["file"]
+
+
+def test_overwriting_clears_a_file_where_it_is_and_follows_no_link(here: Path) -> None:
+    durable.write(here / "file", OLD, mode=0o400)
+    with open(here / "file", "rb") as still_open:
+        durable.overwrite(here / "file")
+        assert still_open.read() == bytes(len(OLD))
+    durable.write(here / "target", OLD)
+    (here / "link").symlink_to(here / "target")
+    os.mkfifo(here / "fifo")
+    for name in ("link", "fifo", "none"):
+        with pytest.raises((StateUnreadable, FolderUnusable)):
+            durable.overwrite(here / name)
+    assert (here / "target").read_bytes() == OLD
+
+
 def test_a_temporary_file_of_a_cut_write_is_no_obstacle(here: Path) -> None:
     (here / f".file.{os.getpid()}.new").symlink_to(here / "victim")
     durable.write(here / "file", NEW)

@@ -83,6 +83,18 @@ class Tampered(Refused):
     hint = "Restore the file from a backup, or delete the agent and create it anew."
 
 
+class KeyMissing(Refused):
+    """The agent has no key for this service."""
+
+    hint = "Set the key, or leave the service out."
+
+
+class KeyRefused(Refused):
+    """A key's file, or the folder it is in, is not of the form that the agent's key tier keeps."""
+
+    hint = "Nothing was read or changed. Move the file away, then set the key again."
+
+
 class NotConfirmed(Refused):
     """A question was answered with anything but yes, or there was nobody to ask."""
 
@@ -128,6 +140,13 @@ class ToolFailed(NotReady):
 
 class ToolTimeout(ToolFailed):
     """A program that troupe called did not end before its deadline and was stopped."""
+
+
+class KeyFailed(NotReady):
+    """This machine can't seal or open a key in the way that the agent's key tier says."""
+
+    hint = "docs/keys.md says what each cause means. No weaker way is taken instead."
+    fault: str = ""  # a keystore.sealed.Fault: which of the causes it is
 
 
 class SandboxFailed(TroupeError):

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+
+def _home(env: Mapping[str, str]) -> Path:
+    home = env.get("HOME", "")
+    return Path(home) if home.startswith("/") else Path.home()
 
 
 def _base(env: Mapping[str, str], variable: str, fallback: str) -> Path:
     value = env.get(variable, "")
-    if value.startswith("/"):
-        return Path(value)
-    home = env.get("HOME", "")
-    return (Path(home) if home.startswith("/") else Path.home()) / fallback
+    return Path(value) if value.startswith("/") else _home(env) / fallback
+
+
+def _credentials(env: Mapping[str, str] = os.environ) -> Path:
+    # Of the home alone: what reads keys for a person knows no XDG variable of theirs.
+    return _home(env) / ".local/state/credentials"
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class Paths:
     data: Path
     config: Path
     state: Path
+    credentials: Path = field(default_factory=_credentials)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Paths:
@@ -34,6 +42,7 @@ class Paths:
             data=_base(env, "XDG_DATA_HOME", ".local/share") / "troupe",
             config=_base(env, "XDG_CONFIG_HOME", ".config") / "troupe",
             state=_base(env, "XDG_STATE_HOME", ".local/state") / "troupe",
+            credentials=_credentials(env),
         )
 
     @property
@@ -95,6 +104,10 @@ class Paths:
     def receipts(self, agent_id: str) -> Path:
         """Return the folder of an agent's receipts."""
         return self.state / "receipts" / agent_id
+
+    def keys(self, agent_id: str) -> Path:
+        """Return the folder of an agent's keys."""
+        return self.credentials / agent_id
 
     def logs(self, agent_id: str) -> Path:
         """Return the folder of an agent's logs."""

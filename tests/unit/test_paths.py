@@ -19,7 +19,8 @@ def here(tmp_path: Path) -> Path:
 
 def test_xdg_variables_name_the_roots() -> None:
     env = {"HOME": "/h", "XDG_DATA_HOME": "/d", "XDG_CONFIG_HOME": "/c", "XDG_STATE_HOME": "/s"}
-    assert Paths.from_env(env) == Paths(Path("/d/troupe"), Path("/c/troupe"), Path("/s/troupe"))
+    credentials = Path("/h/.local/state/credentials")
+    assert Paths.from_env(env) == Paths(Path("/d/troupe"), Path("/c/troupe"), Path("/s/troupe"), credentials)
 
 
 @pytest.mark.parametrize("value", ["", "relative", "./x", "~/x"])
@@ -37,7 +38,15 @@ def test_a_home_that_is_not_absolute_is_not_used() -> None:
 
 def test_places_of_an_agent_are_its_own() -> None:
     paths = Paths.from_env({"HOME": "/h"})
-    for place in (paths.agent, paths.record, paths.sandbox, paths.egress, paths.receipts, paths.logs):
+    for place in (
+        paths.agent,
+        paths.record,
+        paths.sandbox,
+        paths.egress,
+        paths.receipts,
+        paths.logs,
+        paths.keys,
+    ):
         assert place("a") != place("b")
     assert paths.record("a") == Path("/h/.local/share/troupe/agents/a/source.json")
     assert paths.config_file == Path("/h/.config/troupe/config.toml")

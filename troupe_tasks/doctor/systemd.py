@@ -2,62 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from troupe_tasks.doctor.finding import Finding, Kind, Level
 from troupe_tasks.doctor.machine import Machine
-from troupe_tasks.errors import ToolFailed, ToolMissing
+from troupe_tasks.keystore import choose
+from troupe_tasks.keystore.tiers import Tier
 
 _TESTED: Final = 259
-_CREDENTIALS: Final = 256
-_VERSION = re.compile(rb"^systemd ([0-9]{1,5})\b")
-
-
-def version(machine: Machine, program: str) -> int | None:
-    """Return the version that one of systemd's programs is of, or None where it does not answer."""
-    try:
-        match = _VERSION.match(machine.run([program, "--version"]).stdout)
-    except (ToolMissing, ToolFailed):
-        return None
-    return int(match.group(1)) if match else None
+_KEPT: Final = {
+    Tier.TPM: "TPM: keys are sealed by the TPM and the host key",
+    Tier.HOST_KEY: "host key: keys are encrypted, but a copy of the disk can read them",
+    Tier.FILE: "file: keys are plain files that only you can read; a copy of the disk can too",
+}
 
 
 def key_tier(machine: Machine) -> Finding:
     """Name the key tier that keys will get."""
-    found = version(machine, "systemd-creds")
-    if found is None or found < _CREDENTIALS:
-        why = "no systemd-creds" if found is None else f"systemd {found} is older than {_CREDENTIALS}"
-        return _tier(
-            "file", f"{why}: keys are plain files that only you can read; a copy of the disk can too"
-        )
-    if _has_tpm(machine):
-        return Finding(
-            kind=Kind.KEYS, requirement="key tier", verdict=Level.OK,
-            detail=f"TPM: keys are sealed by the TPM and the host key (systemd {found})",
-        )  # fmt: skip
-    return _tier(
-        "host key", "no fully supported TPM: keys are encrypted, but a copy of the disk can read them"
-    )
-
-
-def _tier(name: str, detail: str) -> Finding:
+    chosen = choose.strongest(machine.run, root=machine.root)
+    best = chosen.tier is Tier.TPM
     return Finding(
-        kind=Kind.KEYS, requirement="key tier", verdict=Level.NOTE, detail=f"{name}: {detail}",
-        todo="A machine with a TPM 2.0 and systemd 256 or newer protects keys better; `create` asks first.",
+        kind=Kind.KEYS, requirement="key tier", verdict=Level.OK if best else Level.NOTE,
+        detail=f"{_KEPT[chosen.tier]} ({chosen.why})",
+        todo="" if best else "A TPM 2.0 and systemd 256 or newer protect keys better; `create` asks first.",
     )  # fmt: skip
-
-
-def _has_tpm(machine: Machine) -> bool:
-    # systemd 257 moved the question; its status is 0 for full support alone, whatever it prints.
-    for argv in (["systemd-analyze", "has-tpm2"], ["systemd-creds", "has-tpm2"]):
-        try:
-            done = machine.run(argv)
-        except (ToolMissing, ToolFailed):
-            continue
-        if done.status == 0:
-            return True
-    return False
 
 
 def init(machine: Machine) -> Finding:
@@ -65,7 +33,7 @@ def init(machine: Machine) -> Finding:
     if not machine.has("/run/systemd/system"):
         return _init(Level.NOTE, "systemd is not the init here: a supervisor runs the gateways",
                      "After a machine restart, run `troupe start --all`.")  # fmt: skip
-    found = version(machine, "systemctl")
+    found = choose.version_of("systemctl", run=machine.run)
     if found is None:
         return _init(Level.NOTE, "systemd is the init, but does not tell its version")
     if found < _TESTED:

@@ -55,11 +55,11 @@ def test_after_a_kill_the_next_one_takes_over_the_dead_sockets(broker: subproces
         assert again.wait(10) == 0
 
 
-def test_the_control_socket_knows_two_questions_only(broker: subprocess.Popen[bytes]) -> None:
+def test_the_control_socket_knows_four_questions_only(broker: subprocess.Popen[bytes]) -> None:
     paths = Paths.from_env()
     Control(paths).wait_until_ready(deadline_s=20)
-    answer = sockets.ask(paths.run / "broker.sock", b'{"ask": "keys"}', deadline_s=5)
-    assert answer == b'{"error": "ask for ping or reload"}'
+    for line in (b'{"ask": "keys"}', b'{"ask": "forget"}', b'{"ask": "ping", "agent": "jane"}', b"[]"):
+        assert sockets.ask(paths.run / "broker.sock", line, deadline_s=5).startswith(b'{"error": ')
     assert Control(paths).reload().attached == ()
 
 

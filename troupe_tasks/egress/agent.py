@@ -6,15 +6,11 @@ import asyncio
 import contextlib
 import logging
 
-import h11
-
 from troupe_tasks.egress.audit import AuditLog, Entry
 from troupe_tasks.egress.conversation import Conversation
-from troupe_tasks.egress.limits import Limits
-from troupe_tasks.egress.outside import Outside
-from troupe_tasks.egress.policy import SOCKET_NAME, EgressPolicy, decide
-from troupe_tasks.egress.verdict import Refusal
-from troupe_tasks.egress.wire import Wire
+from troupe_tasks.egress.desk import Desk, Machine
+from troupe_tasks.egress.pipe import Plain
+from troupe_tasks.egress.policy import SOCKET_NAME, EgressPolicy
 from troupe_tasks.host import sockets
 from troupe_tasks.paths import Paths
 
@@ -28,12 +24,18 @@ _BUSY = (
 class Agent:
     """Serve one agent's connections; whoever speaks on its socket is that agent."""
 
-    def __init__(self, paths: Paths, policy: EgressPolicy, *, outside: Outside, limits: Limits) -> None:
+    def __init__(self, paths: Paths, policy: EgressPolicy, *, machine: Machine) -> None:
         self.policy = policy
-        self._outside, self._limits = outside, limits
+        self._limits = machine.limits
+        self._paths = paths
         self._audit = AuditLog(paths.logs(policy.id))
-        self._lookups = asyncio.Semaphore(limits.lookups)
-        self._rehearsal = paths.run / "rehearsal.sock"
+        self._desk = Desk(
+            machine=machine,
+            policy=lambda: self.policy,
+            audit=self._audit,
+            lookups=asyncio.Semaphore(machine.limits.lookups),
+            upstreams=asyncio.Semaphore(machine.limits.upstreams),
+        )
         self._live: dict[asyncio.Task[None], Conversation] = {}
         self._path = paths.egress(policy.id) / "socket" / SOCKET_NAME
         self._server: asyncio.Server | None = None
@@ -45,6 +47,7 @@ class Agent:
 
     async def attach(self) -> None:
         """Start to listen. Any user may connect: the folder around decides who sees the socket."""
+        self._publish()
         listening = sockets.listen(self._path, mode=0o666)
         self._server = await sockets.serve(listening, self._accept, limit_bytes=self._limits.chunk_bytes)
 
@@ -55,22 +58,23 @@ class Agent:
         await self._end(list(self._live))
         with contextlib.suppress(OSError):
             self._path.unlink()
+        self._desk.machine.forget(self.policy.id)
         self._audit.close()
 
     async def adopt(self, policy: EgressPolicy) -> None:
         """Take up a changed policy, and end the connections that it no longer lets through."""
-        self.policy = policy
-        await self._end([task for task, talk in self._live.items() if not self._still_granted(talk)])
+        is_changed, self.policy = policy.services != self.policy.services, policy
+        if is_changed:
+            self._desk.machine.forget(policy.id)
+        self._publish()
+        await self._end([task for task, talk in self._live.items() if not talk.is_granted(policy)])
 
-    def _still_granted(self, talk: Conversation) -> bool:
-        if talk.going is None:
-            return True
-        place, by_tunnel = talk.going
-        try:
-            decide(self.policy, place, tunnel=by_tunnel)
-        except Refusal:
-            return False
-        return True
+    def _publish(self) -> None:
+        """Have the sandbox see the authority by which the broker ends its TLS, if it does."""
+        if self.policy.services:
+            from troupe_tasks.egress import authority
+
+            authority.publish(self._paths, self.policy.id, self._desk.machine.authority.pem)
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         for task in tasks:
@@ -83,15 +87,7 @@ class Agent:
             writer.write(_BUSY)
             writer.close()
             return
-        talk = Conversation(
-            client=Wire(reader, writer, role=h11.SERVER, limits=self._limits),
-            policy=lambda: self.policy,
-            audit=self._audit,
-            outside=self._outside,
-            lookups=self._lookups,
-            rehearsal=self._rehearsal,
-            limits=self._limits,
-        )
+        talk = Conversation(Plain(reader, writer, limits=self._limits), desk=self._desk)
         task = asyncio.get_running_loop().create_task(talk.run())
         self._live[task] = talk
         task.add_done_callback(self._ended)

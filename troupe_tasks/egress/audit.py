@@ -35,6 +35,7 @@ class Entry:
     rule: str = ""
     origin: str = ""
     why: str = ""
+    is_covered: bool = False  # the requests that a tunnel carried have lines of their own
 
 
 class AuditLog:

@@ -1,7 +1,8 @@
 """The broker process, one per machine: `python -m troupe_tasks.egress.broker`.
 
 It listens on one socket an agent (who speaks there is that agent), and on a control socket of its own, where
-a line of JSON asks for `ping` or `reload`. It keeps no state but what the policy files say.
+a line of JSON asks for `ping`, `reload`, or of one agent to `forget` its keys or for their `outcome`. It keeps no
+state but what the policy files say.
 """
 
 from __future__ import annotations
@@ -16,14 +17,21 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from pydantic import ValidationError
+
 from troupe_tasks import __version__, durable, locks
 from troupe_tasks.egress import policy as policies
 from troupe_tasks.egress.agent import Agent
+from troupe_tasks.egress.control import Question
+from troupe_tasks.egress.desk import Machine
+from troupe_tasks.egress.keys import Keys, Reader, from_keystore
 from troupe_tasks.egress.limits import Limits
 from troupe_tasks.egress.outside import Outside
+from troupe_tasks.egress.standins import Table
 from troupe_tasks.errors import TroupeError
 from troupe_tasks.host import sockets
 from troupe_tasks.paths import Paths
+from troupe_tasks.secret import no_core_dumps
 
 _log = logging.getLogger(__name__)
 _ASK_CAP_BYTES = 4096
@@ -34,10 +42,21 @@ _LOOKUP_THREADS = 32
 class Broker:
     """Every agent's way out of this machine."""
 
-    def __init__(self, paths: Paths, *, outside: Outside | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        outside: Outside | None = None,
+        limits: Limits | None = None,
+        reader: Reader | None = None,
+    ) -> None:
         self._paths = paths
-        self._outside = outside or Outside(ThreadPoolExecutor(_LOOKUP_THREADS, thread_name_prefix="lookup"))
-        self._limits = limits or Limits()
+        self._machine = Machine(
+            paths,
+            outside=outside or Outside(ThreadPoolExecutor(_LOOKUP_THREADS, thread_name_prefix="lookup")),
+            keys=Keys(reader or from_keystore(paths)),
+            limits=limits or Limits(),
+        )
         self._agents: dict[str, Agent] = {}
         self._reloading = asyncio.Lock()
 
@@ -55,7 +74,7 @@ class Broker:
                 await agent.detach()
             self._agents.clear()
             (self._paths.run / "broker.sock").unlink(missing_ok=True)
-            self._outside.pool.shutdown(wait=False, cancel_futures=True)
+            self._machine.close()
 
     async def reload(self) -> dict[str, object]:
         """Bring the agents in line with the policy files; one that can't be read keeps its agent shut out."""
@@ -73,6 +92,8 @@ class Broker:
             detached = [agent_id for agent_id in self._agents if agent_id not in wanted]
             for agent_id in detached:
                 await self._agents.pop(agent_id).detach()
+            # Before any policy is taken up: what is one agent's stand-in is another's mistake from then on.
+            self._machine.stand_ins = Table(wanted.values())
             for agent_id, policy in wanted.items():
                 try:
                     await self._take_up(policy)
@@ -91,7 +112,7 @@ class Broker:
         if known is not None:
             await known.adopt(policy)
             return
-        agent = Agent(self._paths, policy, outside=self._outside, limits=self._limits)
+        agent = Agent(self._paths, policy, machine=self._machine)
         await agent.attach()
         self._agents[policy.id] = agent
 
@@ -103,15 +124,23 @@ class Broker:
             await writer.drain()
         writer.close()
 
-    async def _reply(self, question: bytes) -> dict[str, object]:
-        match question.strip():
-            case b'{"ask": "ping"}':
+    async def _reply(self, line: bytes) -> dict[str, object]:
+        try:
+            question = Question.model_validate_json(line)
+        except ValidationError:
+            return {"error": "ask for ping, reload, or of an agent to forget or for its outcome"}
+        match question.ask:
+            case "ping":
                 agents = {agent_id: agent.connections for agent_id, agent in self._agents.items()}
                 return {"version": __version__, "pid": os.getpid(), "agents": agents}
-            case b'{"ask": "reload"}':
+            case "reload":
                 return await self.reload()
-            case _:
-                return {"error": "ask for ping or reload"}
+            case "forget":
+                self._machine.forget(question.agent)
+                return {"forgotten": question.agent}
+            case "outcome":
+                found = self._machine.outcomes.of(question.agent)
+                return {"services": {service: outcome.model_dump() for service, outcome in found.items()}}
 
 
 def allow_many_files() -> None:
@@ -131,6 +160,7 @@ def main() -> int:
     """Run the broker until a signal ends it; a second one is refused."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     os.umask(0o077)
+    no_core_dumps()
     allow_many_files()
     paths = Paths.from_env()
     try:

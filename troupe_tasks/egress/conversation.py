@@ -1,157 +1,138 @@
-"""One connection of one agent, from its first request to its end."""
+"""One connection of one agent to its proxy: plain requests, tunnels, and tunnels that are looked into."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable
 
 import h11
 
-from troupe_tasks.egress import exchange, headers, tunnel
-from troupe_tasks.egress.audit import AuditLog, Entry
-from troupe_tasks.egress.limits import Limits
-from troupe_tasks.egress.outside import Outside, Streams
+from troupe_tasks.egress import asked, exchange, standins, tunnel
+from troupe_tasks.egress.audit import Entry
+from troupe_tasks.egress.desk import Desk
+from troupe_tasks.egress.h1side import H1Answering, H1Asking
+from troupe_tasks.egress.messages import Head
+from troupe_tasks.egress.outside import Streams
+from troupe_tasks.egress.pipe import Plain
 from troupe_tasks.egress.policy import EgressPolicy, decide
 from troupe_tasks.egress.target import Target
-from troupe_tasks.egress.verdict import Cut, Refusal
+from troupe_tasks.egress.turns import Turns
+from troupe_tasks.egress.verdict import Refusal
 from troupe_tasks.egress.wire import Wire
 from troupe_tasks.host import sockets
 
 
-@dataclass
 class Conversation:
-    """Serve one connection; policy is asked at each request, since it may change in between."""
+    """Serve one connection."""
 
-    client: Wire
-    policy: Callable[[], EgressPolicy]
-    audit: AuditLog
-    outside: Outside
-    lookups: asyncio.Semaphore
-    rehearsal: Path
-    limits: Limits
-    # Where the request under way goes, so that a policy that narrows can end it.
-    going: tuple[Target, bool] | None = field(default=None, init=False)
+    def __init__(self, client: Plain, *, desk: Desk) -> None:
+        self._client, self._desk = client, desk
+        self._wire = Wire(client, role=h11.SERVER, limits=desk.limits)
+        # Where the request under way goes, by a tunnel or not, looked into or not.
+        self._going: tuple[Target, bool, bool] | None = None
 
     async def run(self) -> None:
         """Serve request after request until either side has enough; close the connection."""
-        try:
-            while await self._one():
-                self.client.http.start_next_cycle()
-            await self.client.linger()
-        except Cut:
-            self.client.abort()
-        finally:
-            self.client.writer.close()
+        await Turns(self._wire, self._serve, desk=self._desk).run()
 
-    async def _one(self) -> bool:
-        """Serve one request and tell whether the connection can carry another."""
-        received, sent = self.client.received_bytes, self.client.sent_bytes
-        if not await self._awaits_request():
-            return False
-        entry, began = Entry(), time.monotonic()
-        try:
-            return await self._serve(entry)
-        except Refusal as refusal:
-            entry.status, entry.verdict, entry.why = refusal.status, refusal.verdict, refusal.why
-            await self._answer(refusal)
-            return False
-        except (Cut, TimeoutError, h11.ProtocolError) as error:
-            entry.verdict, entry.why = "cut", str(error)
-            raise Cut(str(error)) from error
-        except asyncio.CancelledError:
-            entry.verdict, entry.why = "cut", "the broker ended it"
-            raise
-        finally:
-            self.going = None
-            entry.sent_bytes = self.client.received_bytes - received
-            entry.received_bytes = self.client.sent_bytes - sent
-            self.audit.write(entry, ms=(time.monotonic() - began) * 1000)
-
-    async def _awaits_request(self) -> bool:
-        """Wait for the first byte of a request; nobody is told when none comes."""
-        if self.client.http.trailing_data[0]:
+    def is_granted(self, policy: EgressPolicy) -> bool:
+        """Tell whether a changed policy still lets through what is under way, in the same way."""
+        if self._going is None:
             return True
+        place, by_tunnel, looked_into = self._going
         try:
-            async with asyncio.timeout(self.limits.idle_s):
-                data = await self.client.read()
-        except TimeoutError:
+            decide(policy, place, tunnel=by_tunnel)
+        except Refusal:
             return False
-        self.client.http.receive_data(data)
-        return bool(data)
+        return looked_into == (by_tunnel and policy.ends_tls(place))
 
-    async def _serve(self, entry: Entry) -> bool:
-        request = await self._head()
+    async def _serve(self, request: h11.Request, asking: H1Asking, entry: Entry) -> bool:
+        try:
+            return await self._one(request, asking, entry)
+        finally:
+            self._going = None
+
+    async def _one(self, request: h11.Request, asking: H1Asking, entry: Entry) -> bool:
         entry.method = request.method.decode("ascii", "replace")
         entry.host = _as_spoken(request.target)
-        place = headers.wanted(request, limits=self.limits)
+        place = asked.wanted(request, limits=self._desk.limits)
         entry.host, entry.port = place.host, place.port
-        by_tunnel = request.method == b"CONNECT"
-        grant = decide(self.policy(), place, tunnel=by_tunnel)
+        by_tunnel, policy = request.method == b"CONNECT", self._desk.policy()
+        grant = decide(policy, place, tunnel=by_tunnel)
         entry.rule, entry.origin = grant.rule, grant.origin
-        self.going = (place, by_tunnel)
-        reader, writer = await (self._rehearse() if grant.rehearsal else self._reach(place))
-        upstream = Wire(reader, writer, role=h11.CLIENT, limits=self.limits)
-        try:
-            if by_tunnel:
-                await self._tunnel(upstream, entry)
-                return False
-            await exchange.carry(self.client, upstream, request=request, place=place, entry=entry)
-        finally:
-            upstream.abort()
-        return self.client.http.our_state is h11.DONE and self.client.http.their_state is h11.DONE
+        looked_into = by_tunnel and policy.ends_tls(place)
+        self._going = (place, by_tunnel, looked_into)
+        if looked_into:
+            await self._look_into(place, entry)
+        elif by_tunnel:
+            async with self._reached(self._reach(place)) as upstream:
+                await self._agree(entry)
+                await tunnel.carry(self._client, upstream)
+        else:
+            await self._plainly(request, place, asking, entry, rehearsal=grant.rehearsal)
+            return asking.can_go_on()
+        return False
 
-    async def _head(self) -> h11.Request:
+    async def _plainly(
+        self, request: h11.Request, place: Target, asking: H1Asking, entry: Entry, *, rehearsal: bool
+    ) -> None:
+        ask = asked.plainly(request, place)
+        # No key is ever put into plain HTTP, so no stand-in has any business there.
+        found = self._desk.machine.stand_ins.seen(ask)
+        standins.judge(found, self._desk.policy().id, at_home=frozenset())
+
+        def answered(head: Head) -> Head:
+            entry.status = head.status
+            return head
+
+        async with self._reached(self._rehearse() if rehearsal else self._reach(place)) as upstream:
+            wire = Wire(upstream, role=h11.CLIENT, limits=self._desk.limits)
+            answering = H1Answering(wire, keeps=False)
+            await exchange.begin(answering, ask)
+            await exchange.relay(asking, answering, answered=answered)
+
+    async def _look_into(self, place: Target, entry: Entry) -> None:
+        from troupe_tasks.egress.ended import Ended
+        from troupe_tasks.egress.upstreams import Upstreams
+
+        upstreams = Upstreams(place, desk=self._desk)
         try:
-            async with asyncio.timeout(self.limits.head_s):
-                event = await self.client.next(self.limits.head_s)
-        except TimeoutError:
-            raise Refusal(408, "protocol", "the request's headers did not come in time") from None
-        except h11.RemoteProtocolError as error:
-            raise Refusal(error.error_status_hint, "protocol", "not a request this proxy reads") from None
-        if not isinstance(event, h11.Request):
-            raise Cut("hung up in the middle of a request")
-        return event
+            await upstreams.prepare()
+            await self._agree(entry)
+            await Ended(place, desk=self._desk, upstreams=upstreams).run(self._client, entry)
+        finally:
+            upstreams.close()
+
+    @contextlib.asynccontextmanager
+    async def _reached(self, reaching: Awaitable[Streams]) -> AsyncIterator[Plain]:
+        """Yield a connection of this request's own, and end it."""
+        plain = Plain(*await reaching, limits=self._desk.limits)
+        try:
+            yield plain
+        finally:
+            plain.abort()
 
     async def _reach(self, place: Target) -> Streams:
-        return await self.outside.reach(place, slots=self.lookups, limits=self.limits)
+        outside = self._desk.machine.outside
+        return await outside.reach(place, slots=self._desk.lookups, limits=self._desk.limits)
 
     async def _rehearse(self) -> Streams:
+        limits = self._desk.limits
         try:
-            with sockets.short_name(self.rehearsal) as name:
-                async with asyncio.timeout(self.limits.connect_s):
-                    return await asyncio.open_unix_connection(name, limit=self.limits.chunk_bytes)
+            with sockets.short_name(self._desk.machine.rehearsal) as name:
+                async with asyncio.timeout(limits.connect_s):
+                    return await asyncio.open_unix_connection(name, limit=limits.chunk_bytes)
         except (OSError, TimeoutError):
             raise Refusal(502, "unreachable", "the rehearsal model is not running") from None
 
-    async def _tunnel(self, upstream: Wire, entry: Entry) -> None:
-        await self.client.next(self.limits.head_s)  # the end of a request without a body
+    async def _agree(self, entry: Entry) -> None:
+        """Answer a CONNECT; what the agent sent before it had its answer belongs to the tunnel."""
+        await self._wire.next(self._desk.limits.head_s)  # the end of a request without a body
         entry.status = 200
-        await self.client.send(h11.Response(status_code=200, headers=[], reason=b"Connection established"))
-        first, closed = self.client.http.trailing_data
-        if not closed:
-            await tunnel.carry(self.client, upstream, first=first)
-
-    async def _answer(self, refusal: Refusal) -> None:
-        """Say why, in a line that shows nothing but our own words, and hang up."""
-        body = json.dumps(
-            {"error": {"message": f"troupe: {refusal.why}", "type": f"egress_{refusal.verdict}"}}
-        )
-        data = body.encode() + b"\n"
-        fields = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(data)).encode()),
-            (b"connection", b"close"),
-        ]
-        with contextlib.suppress(h11.LocalProtocolError):
-            await self.client.send(h11.Response(status_code=refusal.status, headers=fields))
-            await self.client.send(h11.Data(data=data))
-            await self.client.send(h11.EndOfMessage())
+        await self._wire.send(h11.Response(status_code=200, headers=[], reason=b"Connection established"))
+        self._client.unread(bytes(self._wire.http.trailing_data[0]))
 
 
 def _as_spoken(target: bytes) -> str:

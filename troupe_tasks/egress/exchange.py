@@ -1,37 +1,30 @@
-"""Carry one request to its upstream and the answer back, both at once, and end when either side is gone."""
+"""Carry one request's body to its host and the answer back, both at once, and end when either side is gone."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
-import h11
-
-from troupe_tasks.egress import headers
-from troupe_tasks.egress.audit import Entry
-from troupe_tasks.egress.target import Target
+from troupe_tasks.egress.messages import Answering, Ask, Asking, End, Head, Piece
 from troupe_tasks.egress.verdict import Cut, Refusal
-from troupe_tasks.egress.wire import Wire
 
 
-async def carry(client: Wire, upstream: Wire, *, request: h11.Request, place: Target, entry: Entry) -> None:
-    """Serve one plain HTTP request; raises Refusal before an answer began, Cut after it."""
+async def begin(answering: Answering, request: Ask) -> None:
+    """Send a request's beginning; raises Refusal."""
     try:
-        await upstream.send(
-            h11.Request(
-                method=request.method,
-                target=place.path,
-                headers=[
-                    *headers.onward(list(request.headers)),
-                    *_host(request, place),
-                    (b"connection", b"close"),
-                ],
-            )
-        )
+        await answering.ask(request)
     except Cut:
         raise Refusal(502, "unreachable", "the host broke the connection") from None
-    up = asyncio.create_task(_upload(client, upstream))
-    down = asyncio.create_task(_download(client, upstream, entry=entry))
+
+
+async def relay(asking: Asking, answering: Answering, *, answered: Callable[[Head], Head]) -> None:
+    """Serve the rest; answered gets the answer's beginning and returns what of it goes on.
+
+    Raises Refusal before that, Cut after it.
+    """
+    up = asyncio.create_task(_upload(asking, answering))
+    down = asyncio.create_task(_download(asking, answering, answered=answered))
     try:
         await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
         if up.done() and not down.done():
@@ -41,73 +34,45 @@ async def carry(client: Wire, upstream: Wire, *, request: h11.Request, place: Ta
         for task in (up, down):
             task.cancel()
             # What either says now is of no use: the exchange has its outcome already.
-            with contextlib.suppress(asyncio.CancelledError, Cut, Refusal, TimeoutError, h11.ProtocolError):
+            with contextlib.suppress(asyncio.CancelledError, Cut, Refusal, TimeoutError):
                 await task
 
 
-def _host(request: h11.Request, place: Target) -> list[tuple[bytes, bytes]]:
-    if any(key == b"host" for key, _ in request.headers):
-        return []
-    return [(b"host", place.host.encode() if place.port == 80 else f"{place.host}:{place.port}".encode())]
-
-
-async def _upload(client: Wire, upstream: Wire) -> None:
+async def _upload(asking: Asking, answering: Answering) -> None:
     """Send the request's body on, then watch for the agent hanging up."""
     while True:
-        event = await client.next(client.limits.quiet_s)
-        if isinstance(event, h11.ConnectionClosed):
-            raise Cut("the agent hung up")
-        if not isinstance(event, h11.Data | h11.EndOfMessage):
-            return
-        # Trailers are dropped: nothing that the broker carries needs them.
-        passed = event if isinstance(event, h11.Data) else h11.EndOfMessage()
+        piece = await asking.receive()
         try:
-            await upstream.send(passed)
-        except (Cut, h11.LocalProtocolError):
+            await answering.send(piece)
+        except Cut:
             return  # it may have answered early, then closed: the answer says why
-        if isinstance(event, h11.EndOfMessage):
-            break
-    # The next request may come early: one chunk of it is kept, and no more is read.
-    data = await client.read()
-    client.http.receive_data(data)
-    if not data:
-        raise Cut("the agent hung up")
-
-
-async def _download(client: Wire, upstream: Wire, *, entry: Entry) -> None:
-    """Send the answer on as it comes."""
-    while True:
-        event = await _answered(upstream, begun=entry.status != 0)
-        if isinstance(event, h11.Response):
-            pairs = list(event.headers)
-            headers.check(pairs, status=502, limits=upstream.limits)
-            entry.status = event.status_code
-            await client.send(
-                h11.Response(
-                    status_code=event.status_code, headers=headers.onward(pairs), reason=bytes(event.reason)
-                )
-            )
-        elif isinstance(event, h11.Data):
-            await client.send(event)
-        elif isinstance(event, h11.EndOfMessage):
-            await client.send(h11.EndOfMessage())
+        if isinstance(piece, End):
+            await asking.gone()
             return
-        elif not isinstance(event, h11.InformationalResponse):
-            raise _broken("the host broke off", begun=entry.status != 0)
 
 
-async def _answered(upstream: Wire, *, begun: bool) -> h11.Event | type[h11.PAUSED]:
+async def _download(asking: Asking, answering: Answering, *, answered: Callable[[Head], Head]) -> None:
+    """Send the answer on as it comes."""
+    head = answered(await _head(answering))
+    await asking.answer(head)
+    while head.status != 101:
+        piece = await _piece(answering)
+        await asking.send(piece)
+        if isinstance(piece, End):
+            return
+
+
+async def _head(answering: Answering) -> Head:
     try:
-        return await upstream.next(upstream.limits.quiet_s)
+        return await answering.head()
     except TimeoutError:
-        if begun:
-            raise Cut("the host fell silent") from None
         raise Refusal(504, "unreachable", "the host did not answer in time") from None
-    except (Cut, h11.RemoteProtocolError):
-        raise _broken(
-            "the host broke off, or answered with something that is not HTTP", begun=begun
-        ) from None
+    except Cut as cut:
+        raise Refusal(502, "unreachable", str(cut)) from None
 
 
-def _broken(why: str, *, begun: bool) -> Exception:
-    return Cut(why) if begun else Refusal(502, "unreachable", why)
+async def _piece(answering: Answering) -> Piece:
+    try:
+        return await answering.receive()
+    except TimeoutError:
+        raise Cut("the host fell silent") from None

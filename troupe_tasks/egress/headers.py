@@ -1,13 +1,11 @@
-"""What of a message's headers goes on: end-to-end ones only (RFC 9110, section 7.6.1), framed anew by h11."""
+"""What of a message's headers goes on: end-to-end ones only (RFC 9110, section 7.6.1), framed anew on the way."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
-import h11
-
 from troupe_tasks.egress.limits import Limits
-from troupe_tasks.egress.target import Target, absolute, authority
 from troupe_tasks.egress.verdict import Refusal
 
 Pairs = list[tuple[bytes, bytes]]
@@ -20,60 +18,48 @@ _HOP_BY_HOP = frozenset(
 _FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding"})
 
 
-def _values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
+def values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
+    """Return every value of a header."""
     return [value for key, value in headers if key == name]
+
+
+def size(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Return about how many bytes headers take."""
+    return sum(len(name) + len(value) + 4 for name, value in headers)
 
 
 def check(headers: Pairs, *, status: int, limits: Limits) -> None:
     """Refuse, with status, headers that two readers could understand differently, or too many of them."""
-    if len(headers) > limits.head_count:
-        raise Refusal(status, "protocol", "too many headers")
-    if _values(headers, b"transfer-encoding") and _values(headers, b"content-length"):
+    if len(headers) > limits.head_count or size(headers) > limits.head_bytes:
+        raise Refusal(431 if status == 400 else status, "protocol", "too many headers, or too large ones")
+    if values(headers, b"transfer-encoding") and values(headers, b"content-length"):
         raise Refusal(status, "protocol", "both Content-Length and Transfer-Encoding")
     if nominated(headers) & _FRAMING:
         raise Refusal(status, "protocol", "Connection names a header that frames the message")
-    if any(byte < 0x20 and byte != 0x09 for _, value in headers for byte in value):
+    if any((byte < 0x20 and byte != 0x09) or byte == 0x7F for _, value in headers for byte in value):
         raise Refusal(status, "protocol", "a control character in a header")
 
 
 def nominated(headers: Pairs) -> frozenset[bytes]:
     """Return the header names that Connection says are for this hop alone."""
     return frozenset(
-        part.strip().lower() for value in _values(headers, b"connection") for part in value.split(b",")
+        part.strip().lower() for value in values(headers, b"connection") for part in value.split(b",")
     )
 
 
 def onward(headers: Pairs) -> Pairs:
-    """Return the headers that go on to the next hop; a chunked body stays chunked."""
+    """Return the headers that go on to the next hop."""
     dropped = _HOP_BY_HOP | nominated(headers)
-    kept = [(key, value) for key, value in headers if key not in dropped]
-    if _values(headers, b"transfer-encoding"):
-        kept.append((b"transfer-encoding", b"chunked"))
-    return kept
+    return [(key, value) for key, value in headers if key not in dropped]
 
 
-def wanted(request: h11.Request, *, limits: Limits) -> Target:
-    """Return where a request wants to go, or refuse it: bad form, or a Host that says something else."""
-    headers = list(request.headers)
-    check(headers, status=400, limits=limits)
-    try:
-        text = request.target.decode("ascii")
-        hosts = _values(headers, b"host")
-        if request.method == b"CONNECT":
-            if _values(headers, b"content-length") or _values(headers, b"transfer-encoding"):
-                raise ValueError("CONNECT has no body")
-            place = authority(text, default_port=None)
-        elif text.startswith("/") or text == "*":
-            raise ValueError("this is a proxy: set http_proxy and name the host in the request")
-        else:
-            place = absolute(text)
-        for host in hosts:
-            said = authority(
-                host.decode("ascii"), default_port=place.port if request.method == b"CONNECT" else 80
-            )
-            if (said.host, said.port) != (place.host, place.port):
-                raise ValueError("Host and the request's target disagree")
-    except ValueError as error:
-        why = "not plain ASCII" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise Refusal(400, "protocol", why) from None
-    return place
+def is_websocket(headers: Pairs) -> bool:
+    """Tell whether a message asks for, or agrees to, a WebSocket."""
+    wanted = [value.strip().lower() for value in values(headers, b"upgrade")]
+    return wanted == [b"websocket"] and b"upgrade" in nominated(headers)
+
+
+def refusal_body(refusal: Refusal) -> bytes:
+    """Return what the broker answers itself: OpenAI's error form, with nothing in it but our own words."""
+    error = {"message": f"troupe: {refusal.why}", "type": f"egress_{refusal.verdict}"}
+    return json.dumps({"error": error}).encode() + b"\n"

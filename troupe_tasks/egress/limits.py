@@ -20,3 +20,10 @@ class Limits:
     quiet_s: float = 900.0  # no byte either way: a model may think for minutes
     stuck_s: float = 120.0  # a reader that takes nothing
     chunk_bytes: int = 32 * 1024
+    streams: int = 100  # of one HTTP/2 connection
+    agent_window_bytes: int = 64 * 1024  # of one stream's body on its way out; four of them a connection
+    host_window_bytes: int = 128 * 1024  # of one stream's answer: farther away, so more is on its way
+    upstreams: int = 512  # connections to hosts at once, per agent
+    kept_s: float = (
+        50.0  # an idle connection to a host: many close them after 60 s, at any moment of the next request
+    )

@@ -1,20 +1,22 @@
 """Get out of the machine: resolve a name here, judge every address, connect to a judged one.
 
 Nothing between the judging and the connecting resolves again, so an answer that turns private in between
-changes nothing. lookup and judge are parameters so that tests can have a network of their own.
+changes nothing. lookup, judge and trust are parameters so that tests can have a network of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from troupe_tasks.egress import address
+from troupe_tasks.egress import address, tls
 from troupe_tasks.egress.limits import Limits
 from troupe_tasks.egress.target import Target
 from troupe_tasks.egress.verdict import Refusal
@@ -31,6 +33,12 @@ def lookup(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
+@functools.cache
+def trust(speaks_h2: bool) -> ssl.SSLContext:  # noqa: FBT001 - a cached function's arguments are its key
+    """Return what checks a host's certificate: the system's authorities, and the name."""
+    return tls.client_context(["h2", "http/1.1"] if speaks_h2 else ["http/1.1"])
+
+
 @dataclass(frozen=True)
 class Outside:
     """The way out. refuse_own keeps connections from coming back to one of this machine's own addresses."""
@@ -38,6 +46,7 @@ class Outside:
     pool: ThreadPoolExecutor
     lookup: Callable[[str, int], list[str]] = lookup
     judge: Callable[[str], str] = address.why_refused
+    trust: Callable[[bool], ssl.SSLContext] = trust
     refuse_own: bool = True
     recent: dict[str, tuple[float, list[str]]] = field(default_factory=dict)
 

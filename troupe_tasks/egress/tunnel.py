@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from troupe_tasks.egress import pipe as pipes
+from troupe_tasks.egress.pipe import Pipe
 from troupe_tasks.egress.verdict import Cut
-from troupe_tasks.egress.wire import Wire
 
 
-async def carry(client: Wire, upstream: Wire, *, first: bytes) -> None:
-    """Serve one CONNECT; first is what the agent sent before it had its answer. Raises Cut."""
-    await upstream.write(first)
+async def carry(client: Pipe, upstream: Pipe, *, up: bytes = b"", down: bytes = b"") -> None:
+    """Serve one tunnel; up and down are what came before both sides had agreed on it. Raises Cut."""
+    await pipes.write(upstream, up)
+    await pipes.write(client, down)
     ways = {
         asyncio.create_task(_one_way(client, upstream)),
         asyncio.create_task(_one_way(upstream, client)),
@@ -34,9 +36,7 @@ async def carry(client: Wire, upstream: Wire, *, first: bytes) -> None:
                 await way
 
 
-async def _one_way(source: Wire, sink: Wire) -> None:
+async def _one_way(source: Pipe, sink: Pipe) -> None:
     while data := await source.read():
-        await sink.write(data)
-    with contextlib.suppress(OSError):
-        if sink.writer.can_write_eof():
-            sink.writer.write_eof()
+        await pipes.write(sink, data)
+    sink.end()

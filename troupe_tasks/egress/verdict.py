@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-Verdict = Literal["allowed", "policy", "address", "protocol", "unreachable", "busy", "cut"]
+Verdict = Literal[
+    "allowed", "policy", "address", "protocol", "stand-in", "key", "certificate", "unreachable", "busy", "cut"
+]
 
 
 class Refusal(Exception):

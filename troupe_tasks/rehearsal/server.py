@@ -16,6 +16,7 @@ import h11
 
 from troupe_tasks import durable, locks
 from troupe_tasks.egress.limits import Limits
+from troupe_tasks.egress.pipe import Plain
 from troupe_tasks.egress.verdict import Cut
 from troupe_tasks.egress.wire import Wire
 from troupe_tasks.errors import TroupeError
@@ -56,7 +57,7 @@ class Server:
         if len(self._live) >= _CONNECTIONS:
             writer.transport.abort()
             return
-        wire = Wire(reader, writer, role=h11.SERVER, limits=self._limits)
+        wire = Wire(Plain(reader, writer, limits=self._limits), role=h11.SERVER, limits=self._limits)
         task = asyncio.get_running_loop().create_task(self._serve(wire))
         self._live.add(task)
         task.add_done_callback(self._live.discard)
@@ -69,7 +70,7 @@ class Server:
         except (Cut, TimeoutError, h11.ProtocolError):
             wire.abort()
         finally:
-            wire.writer.close()
+            wire.close()
 
     async def _one(self, wire: Wire) -> bool:
         request = await wire.next(self._limits.idle_s)

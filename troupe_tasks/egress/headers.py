@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 
 from troupe_tasks.egress.limits import Limits
@@ -15,6 +16,7 @@ _HOP_BY_HOP = frozenset(
         b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect",
     }
 )  # fmt: skip
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding"})
 
 
@@ -36,7 +38,7 @@ def check(headers: Pairs, *, status: int, limits: Limits) -> None:
         raise Refusal(status, "protocol", "both Content-Length and Transfer-Encoding")
     if nominated(headers) & _FRAMING:
         raise Refusal(status, "protocol", "Connection names a header that frames the message")
-    if any((byte < 0x20 and byte != 0x09) or byte == 0x7F for _, value in headers for byte in value):
+    if any(_CONTROL.search(value) for _, value in headers):
         raise Refusal(status, "protocol", "a control character in a header")
 
 

@@ -101,6 +101,8 @@ class Plain:
 
     async def drained(self) -> None:
         """Wait until the other side keeps up; raises Cut when it does not."""
+        if not self.queued_bytes() and not self._writer.transport.is_closing():
+            return  # as nearly always, and a deadline costs more than the rest
         try:
             async with asyncio.timeout(self.limits.stuck_s):
                 await self._writer.drain()

@@ -68,6 +68,10 @@ def check(session: nox.Session, name: str, *argv: str | Path) -> bool:
     return True
 
 
+# As many at once as there are processors, up to four: most of a test's time is a program's that it waits for.
+SIDE_BY_SIDE = ("-n", str(min(4, len(os.sched_getaffinity(0)))), "--dist", "loadfile")
+
+
 def tests(session: nox.Session, *argv: str) -> None:
     """Run pytest and add its counts, and the reasons of what it skipped, to the totals."""
     TOTALS.sessions.append(session.name)
@@ -130,7 +134,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def unit(session: nox.Session) -> None:
     """Run the unit tests."""
-    tests(session, "tests/unit", "-q")
+    tests(session, "tests/unit", "-q", *SIDE_BY_SIDE)
 
 
 @nox.session
@@ -142,7 +146,7 @@ def contract(session: nox.Session) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """Run real agents in real sandboxes through their whole life."""
-    tests(session, "tests/integration", "-q", "--durations=10")
+    tests(session, "tests/integration", "-q", "--durations=10", *SIDE_BY_SIDE)
 
 
 @nox.session

@@ -21,46 +21,52 @@ from troupe_tasks.paths import Paths
 
 @pytest.fixture(scope="session")
 def house() -> Iterator[House]:
-    """Yield a house that can create agents at once; the image stays for next time in a folder TROUPE_TEST_HOME."""
+    """Yield a house that can create agents at once; the image stays for next time in a folder TROUPE_TEST_HOME.
+
+    Workers that run side by side have a house each, which links to the one image.
+    """
     kept = os.environ.get("TROUPE_TEST_HOME")
-    home = Path(kept).resolve() if kept else Path(tempfile.mkdtemp(prefix="troupe-house-"))
+    stock = Path(kept).resolve() if kept else Path(tempfile.mkdtemp(prefix="troupe-house-"))
+    home = stock / "houses" / os.environ.get("PYTEST_XDIST_WORKER", "only")
     code = Path(tempfile.mkdtemp(prefix="troupe-code-"))
     try:
-        home.mkdir(mode=0o700, exist_ok=True)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        stock.chmod(0o700)
         furnish(code)
         compileall.compile_dir(code / "troupe_tasks", quiet=2)
         house = House(home, code)
-        _prepare(house.paths, code / "kits")
+        _prepare(house.paths, code / "kits", stock=Paths.from_env({"HOME": str(stock)}))
         yield house
         house.forget()
     finally:
         shutil.rmtree(code)
         if not kept:
-            shutil.rmtree(home)
+            shutil.rmtree(stock)
 
 
-def _prepare(paths: Paths, kits: Path) -> None:
+def _prepare(paths: Paths, kits: Path, *, stock: Paths) -> None:
     # Of an earlier run: the checkout's kits may have changed since.
-    shutil.rmtree(paths.kits, ignore_errors=True)
+    for folder in (paths.kits, paths.images, paths.tools):
+        shutil.rmtree(folder, ignore_errors=True)
     try:
-        apt.ensure_runsc(paths, print)
+        apt.ensure_runsc(stock, print)
         hermes, probe = local.find("hermes", kits), local.find("probe", kits)
-        built = image.ensure_image(hermes, paths, print)
-        _share(hermes, probe, built, paths)
+        built = image.ensure_image(hermes, stock, print)
+        assert image.inputs_digest(probe) == built.digest, (
+            "tests/kits/probe/kit.toml: [image] is not that of kits/hermes"
+        )
+        if stock.tools.is_dir():  # else this machine's own package has it
+            shutil.copytree(stock.tools, paths.tools, symlinks=True, copy_function=os.link)
+        for kit in (hermes, probe):
+            _share(built, kit, paths)
         House(paths.data.parents[2], kits.parent).rooms.driver().isolation()
     except NotReady as error:
         pytest.skip(f"this machine can't run agents: {error}")
 
 
-def _share(hermes: Kit, probe: Kit, built: image.Image, paths: Paths) -> None:
-    if image.find_image(probe, paths) is not None:
-        return
-    assert image.inputs_digest(probe) == built.digest, (
-        "tests/kits/probe/kit.toml: [image] is not that of kits/hermes"
-    )
-    home = built.path.parent
-    name = home.name.replace(f"{hermes.name}-{hermes.version}-", f"{probe.name}-{probe.version}-", 1)
-    shutil.copytree(home, home.with_name(name), symlinks=True, copy_function=os.link)
+def _share(built: image.Image, kit: Kit, paths: Paths) -> None:
+    home = paths.images / f"{kit.name}-{kit.version}-{built.digest[:16]}"
+    shutil.copytree(built.path.parent, home, symlinks=True, copy_function=os.link)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import tarfile
@@ -10,6 +11,7 @@ import pytest
 
 from troupe_tasks.kits import compose, local
 from troupe_tasks.kits.compose import StateFile
+from troupe_tasks.kits.settings import settle
 
 KIT = local.find("hermes")
 
@@ -27,24 +29,56 @@ def test_each_agent_gets_a_stand_in_of_its_own() -> None:
     assert all(re.fullmatch(r"sk-rehearsal-[0-9a-f]{32}", key) for key in keys)
 
 
-def test_the_agents_files_are_private_and_hold_the_key_once() -> None:
-    files = compose.state_files(KIT, key="sk-rehearsal-1")
+def rehearsal_files(soul: bytes | None = None) -> tuple[StateFile, ...]:
+    return compose.state_files(KIT, variables={"REHEARSAL_API_KEY": "sk-1"}, settings=None, soul=soul)
+
+
+def test_the_agents_files_are_private_and_hold_the_stand_in_once() -> None:
+    files = rehearsal_files()
     assert {file.mode for file in files} == {0o600}
-    assert [file.path for file in files if b"sk-rehearsal-1" in file.data] == ["hermes/.env"]
+    assert [file.path for file in files if b"sk-1" in file.data] == ["hermes/.env"]
     assert b'"ver": "0.19.0"' in files[2].data
 
 
 def test_a_soul_of_ones_own_replaces_the_kits() -> None:
-    files = {file.path: file.data for file in compose.state_files(KIT, key="k", soul=b"I am Jane.")}
+    files = {file.path: file.data for file in rehearsal_files(soul=b"I am Jane.")}
     assert files["hermes/SOUL.md"] == b"I am Jane."
 
 
-def test_the_key_is_not_in_the_environment() -> None:
-    assert not any("sk-" in value for value in compose.environment(KIT).values())
+@pytest.mark.parametrize(
+    ("given", "address", "variable"),
+    [
+        ({}, "https://openrouter.ai/api/v1", "MODEL_API_KEY"),
+        ({"provider": "anthropic"}, "https://api.anthropic.com/v1", "MODEL_API_KEY"),
+        ({"provider": "other", "address": "https://m.example.org/v1/", "model": "m"}, "https://m.example.org/v1",
+         "MODEL_API_KEY"),
+    ],
+)  # fmt: skip
+def test_hermes_is_told_which_model_it_uses(given: dict[str, str], address: str, variable: str) -> None:
+    settled = settle(KIT.settings, given)
+    files = compose.state_files(KIT, variables={}, settings=settled)
+    config = json.loads(next(file.data for file in files if file.path == "hermes/config.yaml"))
+    provider = config["providers"]["main"]
+    assert (provider["base_url"], provider["key_env"]) == (address, variable)
+    assert config["model"] == {
+        "provider": "custom:main", "default": settled["model"], "context_length": 131072,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("rehearsal", [True, False])
+def test_the_environment_holds_no_key(rehearsal: bool) -> None:
+    assert not any("sk-" in value for value in compose.environment(KIT, rehearsal=rehearsal).values())
+
+
+def test_an_agent_with_keys_trusts_the_brokers_authority_and_no_other() -> None:
+    env = compose.environment(KIT, rehearsal=False)
+    assert env["SSL_CERT_FILE"] == env["REQUESTS_CA_BUNDLE"] == "/run/troupe/egress/ca.pem"
+    assert env["HERMES_MANAGED_DIR"] == "/etc/hermes/live"
+    assert "SSL_CERT_FILE" not in compose.environment(KIT, rehearsal=True)
 
 
 def test_both_spellings_of_the_proxy_variables_are_set() -> None:
-    env = compose.environment(KIT)
+    env = compose.environment(KIT, rehearsal=True)
     assert {env[n] for n in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")} == {compose.PROXY}
     assert env["NO_PROXY"] == env["no_proxy"]
 
@@ -61,7 +95,7 @@ def test_the_archive_unpacks_with_its_modes_over_an_older_one(tmp_path: Path) ->
 
 
 def test_the_archive_is_the_same_each_time() -> None:
-    files = compose.state_files(KIT, key="k")
+    files = rehearsal_files()
     assert compose.archive(files) == compose.archive(files)
     with tarfile.open(fileobj=io.BytesIO(compose.archive(files))) as tar:
         assert all(not name.startswith(("/", "..")) for name in tar.getnames())

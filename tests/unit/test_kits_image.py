@@ -87,7 +87,7 @@ def test_an_image_is_built_once(programs: Programs, kit: Kit, paths: Paths) -> N
     assert build(kit, paths) == first
     assert len(programs.calls) == count
     assert image.find_image(kit, paths) == first
-    assert first.path == paths.images / f"hermes-0.1.0-{first.digest[:16]}" / "rootfs"
+    assert first.path == paths.images / f"hermes-{kit.version}-{first.digest[:16]}" / "rootfs"
 
 
 def test_the_image_has_what_a_sandbox_mounts_and_no_set_user_bit(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import secrets
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from troupe_tasks.kits.model import Kit
+from troupe_tasks.kits.model import Kit, Model
+from troupe_tasks.sandbox.protocol import EGRESS_DIR
 
 STATE = "/state"
 HERMES_HOME = f"{STATE}/hermes"
@@ -16,6 +18,12 @@ WORKSPACE = "/workspace"
 USAGE_FILE = "/tmp/self-test.json"
 PROXY = "http://127.0.0.1:3128"
 STAND_IN = "sk-rehearsal-"
+REHEARSAL_VARIABLE = "REHEARSAL_API_KEY"
+# The broker's authority, which signs every https host that an agent with keys sees.
+AUTHORITY = f"{EGRESS_DIR}/ca.pem"
+_TRUST = (
+    "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "NODE_EXTRA_CA_CERTS",
+)  # fmt: skip
 
 # Reads the archive of `archive` on stdin, inside the sandbox, as the agent's own user.
 UNPACK = ("tar", "--extract", "--file=-", f"--directory={STATE}", "--no-same-owner", "--preserve-permissions")
@@ -39,14 +47,38 @@ def rehearsal_key() -> str:
     return STAND_IN + secrets.token_hex(16)
 
 
-def state_files(kit: Kit, *, key: str, soul: bytes | None = None) -> tuple[StateFile, ...]:
-    """Return the files of a new rehearsal agent's state: persona (the kit's, or soul) and stand-in key."""
+def state_files(
+    kit: Kit, *, variables: Mapping[str, str], settings: Mapping[str, str] | None, soul: bytes | None = None
+) -> tuple[StateFile, ...]:
+    """Return the files of a new agent's state: persona (the kit's, or soul), stand-ins, and which model it uses.
+
+    settings is None for a rehearsal agent: its model is in the policy that the image holds.
+    """
     persona = soul if soul is not None else kit.file("SOUL.md").read_bytes()
-    return (
-        StateFile("hermes/.env", f"REHEARSAL_API_KEY={key}\n".encode()),
+    lines = "".join(f"{name}={value}\n" for name, value in variables.items())
+    files = [
+        StateFile("hermes/.env", lines.encode()),
         StateFile("hermes/SOUL.md", persona),
         StateFile("hermes/.update_check", _UPDATE_CHECK % hermes_version(kit).encode()),
-    )
+    ]
+    if settings is not None and kit.model is not None:
+        files.append(StateFile("hermes/config.yaml", _model(kit, kit.model, settings)))
+    return tuple(files)
+
+
+def _model(kit: Kit, model: Model, settings: Mapping[str, str]) -> bytes:
+    """Return Hermes's config.yaml, as JSON, which is YAML too."""
+    name, context = settings[model.name], int(settings[model.context_length])
+    # Stated twice: without the first Hermes asks openrouter.ai for the model's size.
+    chosen = {"provider": "custom:main", "default": name, "context_length": context}
+    provider = {
+        "base_url": model.at(settings), "default_model": name, "context_length": context,
+        "api_mode": "chat_completions",
+    }  # fmt: skip
+    asked = (service for service in kit.services if service.model_provider and service.applies(settings))
+    for service in asked:
+        provider["key_env"] = service.variable
+    return json.dumps({"model": chosen, "providers": {"main": provider}}, indent=1).encode() + b"\n"
 
 
 def hermes_version(kit: Kit) -> str:
@@ -72,8 +104,8 @@ def archive(files: Iterable[StateFile]) -> bytes:
     return buffer.getvalue()
 
 
-def environment(kit: Kit) -> dict[str, str]:
-    """Return the environment of everything that runs in a rehearsal agent of the kit."""
+def environment(kit: Kit, *, rehearsal: bool) -> dict[str, str]:
+    """Return the environment of everything that runs in an agent of the kit."""
     proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), PROXY)
     direct = "127.0.0.1,localhost,::1"
     return {
@@ -85,11 +117,12 @@ def environment(kit: Kit) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TMPDIR": "/tmp",
         "HERMES_HOME": HERMES_HOME,
-        "HERMES_MANAGED_DIR": "/etc/hermes/rehearsal",
+        "HERMES_MANAGED_DIR": f"/etc/hermes/{'rehearsal' if rehearsal else 'live'}",
         "PYTHONDONTWRITEBYTECODE": "1",
         **proxies,
         "NO_PROXY": direct,
         "no_proxy": direct,
+        **({} if rehearsal else dict.fromkeys(_TRUST, AUTHORITY)),
     }
 
 

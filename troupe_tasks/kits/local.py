@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from troupe_tasks import resources, strict
 from troupe_tasks.errors import NotReady, UsageError
 from troupe_tasks.kits.model import Kit
+from troupe_tasks.kits.services import Service, Services
 from troupe_tasks.text import line
 
 _CAP_BYTES = 1 << 18
@@ -37,7 +38,8 @@ def read(folder: Path, *, name: str) -> Kit:
     try:
         with source.open("rb") as file:
             values = tomllib.loads(file.read(_CAP_BYTES).decode())
-        kit = Kit.model_validate({**values, "folder": folder})
+        services = _services(folder / "services.json")
+        kit = Kit.model_validate({**values, "services": services, "folder": folder})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _unusable(source, line(str(error))) from error
     except ValidationError as error:
@@ -45,6 +47,17 @@ def read(folder: Path, *, name: str) -> Kit:
     if kit.name != name:
         raise _unusable(source, f"it calls itself {kit.name}, and {line(name, 60)} was asked for")
     return kit
+
+
+def _services(source: Path) -> tuple[Service, ...]:
+    """Return what services.json declares; a kit without one has no services."""
+    if not source.exists():
+        return ()
+    try:
+        with source.open("rb") as file:
+            return Services.model_validate_json(file.read(_CAP_BYTES)).services
+    except ValidationError as error:
+        raise _unusable(source, strict.complaint(error)) from error
 
 
 def _unusable(source: Path, cause: str) -> NotReady:

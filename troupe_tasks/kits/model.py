@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from troupe_tasks.kits.services import Service, fit
+from troupe_tasks.kits.settings import Name, Setting, Value
 
 _Line = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Package = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.-]{1,60}$")]
@@ -50,8 +54,23 @@ class Commands(_Part):
     gateway: _Words
 
 
+class Model(_Part):
+    """Where the settings say which model is used: its name, its context in tokens, its provider's address."""
+
+    name: Name
+    context_length: Name
+    provider: Name
+    addresses: Mapping[str, Value] = Field(max_length=20)
+    """The provider's address, by the value of the setting provider; another value's is in the setting address."""
+    address: Name
+
+    def at(self, settings: Mapping[str, str]) -> str:
+        """Return the address of the OpenAI-compatible interface."""
+        return self.addresses.get(settings[self.provider]) or settings[self.address]
+
+
 class Kit(_Part):
-    """A kit as its kit.toml describes it."""
+    """A kit as its kit.toml describes it, with its services.json."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")
     version: str = Field(pattern=r"^\d{1,5}\.\d{1,5}\.\d{1,5}$")
@@ -60,8 +79,33 @@ class Kit(_Part):
     sizes: DefaultSizes
     egress: tuple[EgressHost, ...] = Field(max_length=200, strict=False)
     commands: Commands
+    model: Model | None = None
+    settings: tuple[Setting, ...] = Field(default=(), max_length=50, strict=False)
+    services: tuple[Service, ...] = Field(default=(), max_length=50, strict=False)
     folder: Path = Field(strict=False)
     """Where the kit's other files lie: requirements.lock, SOUL.md, managed/."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Kit:
+        fit(self.services, self.settings)
+        known: set[str] = set()
+        for setting in self.settings:
+            earlier = {setting.when.setting if setting.when else None, setting.default_by} - {None}
+            if setting.name in known or not earlier <= known:
+                raise ValueError(f"setting {setting.name}: named twice, or it leans on one that comes later")
+            known.add(setting.name)
+        leant_on = (
+            {self.model.name, self.model.context_length, self.model.provider, self.model.address}
+            if self.model
+            else set()
+        )
+        if not leant_on <= known:
+            raise ValueError("model names a setting that the kit does not have")
+        return self
+
+    def service(self, name: str) -> Service | None:
+        """Return the service of a name."""
+        return next((service for service in self.services if service.name == name), None)
 
     def file(self, name: str) -> Path:
         """Return the path of one of the kit's files."""

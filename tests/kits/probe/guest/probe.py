@@ -1,25 +1,48 @@
-"""What the kit `probe` runs in the place of Hermes: one turn with the rehearsal model, or a gateway that waits.
+"""What the kit `probe` runs in the place of Hermes: one turn with its model, or a gateway that waits.
 
 The fixture `house` puts this file among the guest programs of its own copy of troupe.
 """
 
 import http.client
 import json
+import os
 import signal
+import ssl
 import sys
 
-URL = "http://model.rehearsal.internal/v1/chat/completions"
+REHEARSAL = "model.rehearsal.internal"
+HOME = "/state/hermes"
+
+
+def ask(body):
+    """Send the model a request through the proxy, as Hermes does, and return its answer's status and body."""
+    headers = {"Content-Type": "application/json"}
+    try:
+        with open(f"{HOME}/config.yaml", encoding="utf-8") as file:
+            provider = json.load(file)["providers"]["main"]
+    except FileNotFoundError:
+        connection = http.client.HTTPConnection("127.0.0.1", 3128, timeout=30)
+        connection.request(
+            "POST", f"http://{REHEARSAL}/v1/chat/completions", body, {"Host": REHEARSAL, **headers}
+        )
+    else:
+        with open(f"{HOME}/.env", encoding="utf-8") as file:
+            variables = dict(line.strip().split("=", 1) for line in file)
+        host, _, path = provider["base_url"].removeprefix("https://").partition("/")
+        trust = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
+        connection = http.client.HTTPSConnection("127.0.0.1", 3128, timeout=30, context=trust)
+        connection.set_tunnel(host, 443)
+        headers["Authorization"] = f"Bearer {variables[provider['key_env']]}"
+        connection.request("POST", f"/{path}/chat/completions", body, headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
 
 
 def turn(message, usage=None):
     """Give the model one message through the proxy, print its answer, and write how it went as Hermes does."""
     body = {"model": "rehearsal-1", "messages": [{"role": "user", "content": message}]}
-    connection = http.client.HTTPConnection("127.0.0.1", 3128, timeout=30)
-    headers = {"Host": "model.rehearsal.internal", "Content-Type": "application/json"}
-    connection.request("POST", URL, json.dumps(body).encode(), headers)
-    answer = connection.getresponse()
-    data = answer.read()
-    completed = answer.status == 200
+    status, data = ask(json.dumps(body).encode())
+    completed = status == 200
     said = (
         json.loads(data)["choices"][0]["message"]["content"] if completed else data.decode(errors="replace")
     )

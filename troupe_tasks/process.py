@@ -137,7 +137,8 @@ def run(
         raise
     finally:
         clock.cancel()
-    done = Done(int(running.exit_code), out.value(), err.value(), out.truncated or err.truncated)
+    status, truncated = int(running.exit_code), out.truncated or err.truncated
+    done = Done(status, _without(out.value(), stdin), _without(err.value(), stdin), truncated)
     if late.is_set():
         raise _told(ToolTimeout(f"{program} did not end within {deadline_s:g} s"), done)
     if ok is not None and done.status not in ok:
@@ -174,6 +175,13 @@ def _inheritable(handles: Collection[int]) -> Iterator[set[int]]:
     finally:
         for handle in changed:
             os.set_inheritable(handle, False)
+
+
+def _without(said: bytes, stdin: bytes | Secret | None) -> bytes:
+    """Return what a program printed, without the secret that it was given: one that fails may repeat its input."""
+    if not isinstance(stdin, Secret):
+        return said
+    return said.replace(stdin.reveal(), b"(a secret)")
 
 
 def _told(error: ToolFailed, done: Done) -> ToolFailed:

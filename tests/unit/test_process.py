@@ -14,6 +14,7 @@ from pydantic import SecretStr
 
 from troupe_tasks import process
 from troupe_tasks.errors import ToolFailed, ToolMissing, ToolTimeout
+from troupe_tasks.secret import Secret
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -218,3 +219,15 @@ def test_nothing_else_starts_programs() -> None:
     }
     # enter.py is a program of its own that becomes a command inside a sandbox: it forks and execs by its nature.
     assert guilty == {"process.py", "sandbox/capsule/enter.py"}
+
+
+@pytest.mark.parametrize(
+    "script", ["cat >&2; exit 3", "cat; cat >&2; exit 3", 'x=$(cat); echo "bad input: $x." >&2; exit 3']
+)
+def test_a_failing_program_that_repeats_its_secret_gives_it_to_nobody(script: str) -> None:
+    secret = Secret.typed("canary-0123456789")
+    with pytest.raises(ToolFailed) as told:
+        process.run(["sh", "-c", script], stdin=secret, deadline_s=10)
+    shown = f"{told.value} {told.value.cause} {told.value.done!r} {told.value.hint}"
+    assert "canary" not in shown
+    assert "(a secret)" in shown

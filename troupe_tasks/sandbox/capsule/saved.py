@@ -87,9 +87,14 @@ def check_image(image: Path) -> None:
 
 
 def _free_uid_base(paths: Paths, sandbox_id: str) -> int:
-    """Return a range of 65,536 host uids that no other sandbox has."""
+    """Return a range of 65,536 host uids that no other sandbox has.
+
+    The search begins at a place of the sandbox's own, so that root's agents of another home, which are not seen
+    from here, have other ranges in all likelihood.
+    """
     taken = {load(paths, other).uid_base for other in folders(paths)}
-    first = int.from_bytes(hashlib.sha256(sandbox_id.encode()).digest()[:4]) % _UID_SLOTS
+    place = hashlib.sha256(os.fsencode(paths.sandbox(sandbox_id))).digest()
+    first = int.from_bytes(place[:4]) % _UID_SLOTS
     for step in range(_UID_SLOTS):
         base = _UID_FIRST + (first + step) % _UID_SLOTS * _UID_STEP
         if base not in taken:

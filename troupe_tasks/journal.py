@@ -118,17 +118,24 @@ class Journal:
         ):
             return pending
         if pending is not None and not supersedes:
-            other = (
-                pending.operation if pending.operation != operation else f"{operation} with other settings"
-            )
-            raise Unfinished(
-                f"{self._agent} has an unfinished {other}",
-                hint=f"Finish it: `{pending.finish}`. Or give the agent up: `troupe delete {self._agent}`.",
-            )
+            raise self._refusal(pending, operation)
         if pending is not None:
             self.write(pending.operation, ABANDONED, {"by": operation})
         self.write(operation, BEGIN, {"inputs": dict(inputs), "finish": finish})
         return Open(operation, inputs, finish, {})
+
+    def refuse_unfinished(self) -> None:
+        """Raise Unfinished when an operation was interrupted: what is about to be done has no steps of its own."""
+        pending = self.unfinished()
+        if pending is not None:
+            raise self._refusal(pending, "")
+
+    def _refusal(self, pending: Open, operation: str) -> Unfinished:
+        other = pending.operation if pending.operation != operation else f"{operation} with other settings"
+        return Unfinished(
+            f"{self._agent} has an unfinished {other}",
+            hint=f"Finish it: `{pending.finish}`. Or give the agent up: `troupe delete {self._agent}`.",
+        )
 
     def write(self, operation: str, step: str, decided: Decided) -> Receipt:
         """Add a receipt; it is on the disk when this returns."""

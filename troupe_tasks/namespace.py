@@ -11,13 +11,19 @@ from troupe_tasks.commands.delete import delete
 from troupe_tasks.commands.doctor import doctor
 from troupe_tasks.commands.listing import listing
 from troupe_tasks.commands.logs import logs
+from troupe_tasks.commands.policy import policy
 from troupe_tasks.commands.power import restart, start, stop
 from troupe_tasks.commands.receipts import receipts
+from troupe_tasks.commands.secret import check as secret_check
+from troupe_tasks.commands.secret import put as secret_put
+from troupe_tasks.commands.secret import remove as secret_remove
+from troupe_tasks.commands.secret import show as secret_show
 from troupe_tasks.commands.status import status
 from troupe_tasks.commands.version import version
 
 namespace = Collection(
-    create, listing, status, chat, start, stop, restart, logs, delete, receipts, doctor, version,
+    create, listing, status, chat, start, stop, restart, logs, policy, delete, receipts, doctor, version,
+    secret=Collection("secret", secret_put, secret_check, secret_show, secret_remove),
     config=Collection("config", show, get, put, unset),
 )  # fmt: skip
 namespace.collections["config"].default = "list"

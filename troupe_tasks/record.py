@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from troupe_tasks import durable, strict
 from troupe_tasks.errors import NotFound, StateUnreadable
 from troupe_tasks.paths import Paths
+
+KeyTier = Literal["none", "tpm", "host-key", "file"]
+Policy = Literal["balanced", "locked", "open"]
 
 
 class KitPin(BaseModel):
@@ -42,9 +46,11 @@ class Record(BaseModel):
     driver: str
     isolation: str
     rehearsal: bool
-    key_tier: Literal["none", "tpm", "host-key", "file"]
-    policy: Literal["balanced", "locked", "open"] = "balanced"
+    key_tier: KeyTier
+    policy: Policy = "balanced"
     sizes: Sizes
+    settings: Mapping[str, str] = Field(default_factory=dict)
+    services: tuple[str, ...] = ()
     created_at: str
     wanted: Literal["up", "down"] = "up"
 

@@ -7,30 +7,21 @@ only: nothing is done between the receipt of a step (`after`) and the next step'
 from __future__ import annotations
 
 import importlib
-import json
 import pkgutil
 import shlex
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from itertools import chain, zip_longest
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from tests.integration.house import Ended, House, cgroups, loops, wait_until
+from tests.integration.crash import STEPS, kill_at, whole, woven
+from tests.integration.house import House, cgroups, loops, wait_until
 from troupe_tasks import operations
 from troupe_tasks import record as records
-from troupe_tasks.journal import Journal, Step
-from troupe_tasks.operations import create, delete, inventory, power
-from troupe_tasks.paths import Paths
+from troupe_tasks.journal import Step
+from troupe_tasks.operations import create, inventory
 from troupe_tasks.sandbox.protocol import GUEST_DIR
 
-STEPS: dict[str, tuple[Step[Any], ...]] = {
-    "create": create.STEPS, "delete": delete.STEPS, "stop": power.STOP, "start": power.START,
-}  # fmt: skip
 NAME, ID = "Crash Test", "crash-test"
 COMMANDS = {
     "create": ("create", "probe", "--name", NAME, "--rehearsal"),
@@ -39,7 +30,9 @@ COMMANDS = {
     "start": ("start", ID),
 }
 # Another operation, which an unfinished one keeps out. Deleting keeps nothing out: it may give up any other.
-OTHER = {"create": "start", "delete": "start", "stop": "start", "start": "stop"}
+OTHER = {
+    "create": "start", "delete": "start", "stop": "start", "start": "stop",
+}  # fmt: skip
 COUNT_INSIDE = f"""\
 import os
 found = 0
@@ -56,28 +49,6 @@ print(found)
 pytestmark = [pytest.mark.network, pytest.mark.real_home, pytest.mark.timeout(120)]
 
 
-def places(operation: str) -> Iterator[str]:
-    for number, step in enumerate(STEPS[operation]):
-        for point in ("before", "inside", "done", "after") if number == 0 else ("inside", "done", "after"):
-            yield f"{operation}/{step.name}/{point}"
-
-
-def woven(first: str, second: str) -> list[str]:
-    """Return the places of two operations in turn: what one makes, the other takes away, so nothing is made twice."""
-    pairs = zip_longest(places(first), places(second))
-    return [place for place in chain.from_iterable(pairs) if place is not None]
-
-
-def kill_at(house: House, place: str, command: tuple[str, ...]) -> Ended:
-    victim = Path(__file__).with_name("victim.py")
-    house.argv(*command)
-    done = subprocess.run(
-        [sys.executable, str(victim), place, *command], stdin=subprocess.DEVNULL, capture_output=True,
-        encoding="utf-8", env=house.env(), cwd="/", timeout=100, check=False,
-    )  # fmt: skip
-    return Ended(done.returncode, done.stdout, done.stderr)
-
-
 def prepare(house: House, operation: str) -> None:
     """Bring the agent into the state in which the operation has something to do."""
     record = records.find(house.paths, ID)
@@ -91,20 +62,6 @@ def prepare(house: House, operation: str) -> None:
     if records.load(house.paths, ID).wanted != wanted:
         done = house.troupe("stop" if wanted == "down" else "start", ID)
         assert done.status == 0, done
-
-
-def whole(house: House) -> None:
-    """Assert that every file of state is whole, whatever was killed."""
-    for path in house.files():
-        if path.suffix == ".json" and not path.name.startswith("."):
-            json.loads(path.read_bytes())
-    for folder in receipts(house.paths):
-        Journal(house.paths, folder.name)  # raises Tampered unless the chain holds
-
-
-def receipts(paths: Paths) -> list[Path]:
-    place = paths.receipts("any").parent
-    return [folder for folder in place.iterdir() if not folder.name.startswith(".")] if place.is_dir() else []
 
 
 def clients(house: House) -> list[int]:

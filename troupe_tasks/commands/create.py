@@ -9,8 +9,11 @@ from invoke import Context
 from troupe_tasks.commands.frame import command
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from troupe_tasks.operations.create import Wish
     from troupe_tasks.operations.house import House
+    from troupe_tasks.record import Policy
 
 _SOUL_CAP_BYTES = 64 << 10
 
@@ -25,10 +28,13 @@ _SOUL_CAP_BYTES = 64 << 10
         "storage": "Disk in GiB, or max.",
         "soul": "A file with its persona, in place of the kit's.",
         "rehearsal": "Give it troupe's own stand-in model: no key, no network, everything else real.",
+        "setting": "One of the kit's settings, as NAME=VALUE; what is not given is asked, or its default taken.",
+        "policy": "What it may reach: balanced (what the kit declares), locked (its model alone) or open.",
         "driver": "How its sandbox is made (capsule).",
         "force": "Create it even if the machine's budget does not hold it.",
     },
     positional=("kind",),
+    iterable=("setting",),
 )
 def create(
     context: Context,
@@ -39,12 +45,16 @@ def create(
     storage: str = "",
     soul: str = "",
     rehearsal: bool = False,
+    setting: list[str] = [],  # noqa: B006 - Invoke reads from it that the flag may come often, and copies it
+    policy: str = "balanced",
     driver: str = "",
     force: bool = False,
     json: bool = False,
     debug: bool = False,
 ) -> None:
     """Create an agent from a kit, start it and send it a first message."""
+    from dataclasses import replace
+
     from troupe_tasks.commands import output
     from troupe_tasks.errors import SelfTestFailed
     from troupe_tasks.operations.create import create as perform
@@ -54,9 +64,16 @@ def create(
     house = House(Paths.from_env())
     _check_driver(driver)
     wish = _wish(kind, name, sizes=(cpu, memory, storage), soul=soul, rehearsal=rehearsal, force=force)
+    wish = replace(wish, policy=checked_policy(policy))
+    given = _settings(wish, setting)
+    if not rehearsal:
+        wish = _accepted(house, wish)
     _check_machine(house)
+    if not rehearsal:
+        wish = _with_keys(house, wish, given)
     wish = _within_budget(house, wish)
-    finish = _again(kind, name, cpu=cpu, memory=memory, storage=storage, soul=soul)
+    flags = {"cpu": cpu, "memory": memory, "storage": storage, "soul": soul, "policy": policy}
+    finish = _again(kind, name, flags, rehearsal=rehearsal, settings=wish.settings)
     with output.progress(quiet=json) as progress:
         record, result = perform(house, wish, finish=finish, told=progress.step)
     if json:
@@ -78,7 +95,7 @@ def create(
 def _wish(
     kind: str, name: str, *, sizes: tuple[str, str, str], soul: str, rehearsal: bool, force: bool
 ) -> Wish:
-    from troupe_tasks.errors import Refused, UsageError
+    from troupe_tasks.errors import UsageError
     from troupe_tasks.kits import local
     from troupe_tasks.names import agent_id
     from troupe_tasks.operations.create import Wish
@@ -94,11 +111,6 @@ def _wish(
         memory_mib=parse_mib(memory, flag="--memory") if memory else kit.sizes.memory_mib,
         storage_mib=parse_mib(storage, flag="--storage") if storage else kit.sizes.storage_mib,
     )
-    if not rehearsal:
-        raise Refused(
-            "this version of troupe makes rehearsal agents only", cause="it can't keep a model provider's key yet",
-            hint="Pass --rehearsal.",
-        )  # fmt: skip
     return Wish(
         derived, name, kit, rehearsal, wanted, soul=_read_soul(soul) if soul else None, over_budget=force
     )
@@ -161,8 +173,86 @@ def _within_budget(house: House, wish: Wish) -> Wish:
     return replace(wish, over_budget=True)
 
 
-def _again(kind: str, name: str, **flags: str) -> str:
+def checked_policy(text: str) -> Policy:
+    """Return the policy that text names; raises UsageError."""
+    from typing import get_args
+
+    from troupe_tasks.errors import UsageError
+    from troupe_tasks.record import Policy
+
+    for known in get_args(Policy):
+        if text == known:
+            return known  # type: ignore[no-any-return]
+    raise UsageError(
+        f"there is no policy {text[:40]!r}", hint=f"It is one of: {', '.join(get_args(Policy))}."
+    )
+
+
+def _settings(wish: Wish, pairs: list[str]) -> dict[str, str]:
+    """Return the settings given by flag, each checked before anything is asked or done."""
+    from troupe_tasks.errors import UsageError
+    from troupe_tasks.kits.settings import value
+    from troupe_tasks.text import line
+
+    given: dict[str, str] = {}
+    declared = {setting.name: setting for setting in wish.kit.settings}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or name in given:
+            raise UsageError(f"--setting takes NAME=VALUE, each name once, not {line(pair, 60)!r}")
+        if wish.rehearsal or name not in declared:
+            known = ", ".join(declared) if not wish.rehearsal else ""
+            hint = f"The kit's settings are: {known}." if known else "There are none for this agent."
+            raise UsageError(f"there is no setting {line(name, 60)!r}", hint=hint)
+        given[name] = value(declared[name], text)
+    return given
+
+
+def _accepted(house: House, wish: Wish) -> Wish:
+    """Ask how its keys and its sandbox will be, before anything is done; an interrupted create was asked already."""
+    from dataclasses import replace
+
+    from troupe_tasks import record as records
+    from troupe_tasks.commands import questions
+    from troupe_tasks.keystore import choose
+
+    known = records.find(house.paths, wish.id)
+    if known is not None:
+        return replace(wish, key_tier=known.key_tier)
+    choice = choose.strongest()
+    questions.accept_tier(choice)
+    questions.accept_isolation(house.paths)
+    return replace(wish, key_tier=choice.tier.value)
+
+
+def _with_keys(house: House, wish: Wish, given: dict[str, str]) -> Wish:
+    """Ask for the settings and the keys; what an interrupted create has already is not asked again."""
+    from dataclasses import replace
+
+    from troupe_tasks import record as records
+    from troupe_tasks.commands import questions
+    from troupe_tasks.operations.wiring import kept_keys
+
+    known = records.find(house.paths, wish.id)
+    kept = kept_keys(house, wish.id)
+    if known is not None and set(kept) >= set(known.services):
+        return replace(wish, settings=known.settings, services=known.services)
+    settings = dict(known.settings) if known is not None else questions.settings(wish.kit, given)
+    services, keys = questions.keys(wish.kit, settings, kept=kept)
+    return replace(wish, settings=settings, services=services, keys=keys)
+
+
+def _again(
+    kind: str, name: str, flags: Mapping[str, str], *, rehearsal: bool, settings: Mapping[str, str]
+) -> str:
     import shlex
 
-    given = [f"--{flag}={value}" for flag, value in flags.items() if value]
-    return shlex.join(["troupe", "create", kind, "--name", name, *given, "--rehearsal"])
+    given = [
+        f"--{flag}={value}"
+        for flag, value in flags.items()
+        if value and (flag, value) != ("policy", "balanced")
+    ]
+    given += [f"--setting={name}={value}" for name, value in settings.items()]
+    return shlex.join(
+        ["troupe", "create", kind, "--name", name, *given, *(["--rehearsal"] if rehearsal else [])]
+    )

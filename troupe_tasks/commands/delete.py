@@ -24,16 +24,20 @@ def delete(context: Context, agent: str, yes_i_mean: str = "", debug: bool = Fal
     from troupe_tasks.errors import NotFound
     from troupe_tasks.operations.delete import delete as perform
     from troupe_tasks.operations.delete import known
+    from troupe_tasks.operations.wiring import kept_keys
 
     house, agent_id = chosen(agent, hint=False)
     if not known(house.paths, agent_id):
         raise NotFound(f"there is no agent {agent_id}")
     name = _name(house.paths, agent_id)
+    services = kept_keys(house, agent_id) if name is not None and name != agent_id else ()
     if name is not None:
         _confirm(name, yes_i_mean)
     with output.progress() as progress:
         perform(house, agent_id, told=progress.step)
     print(f"{agent_id} is deleted; its name is free again.")
+    for service in services:
+        print(f"Revoke its key for {service} at the provider.")
 
 
 def _name(paths: Paths, agent_id: str) -> str | None:

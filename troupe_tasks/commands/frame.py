@@ -27,8 +27,9 @@ def command(
     positional: Sequence[str] = (),
     rest: Rest | None = None,
     name: str | None = None,
+    iterable: Sequence[str] = (),
 ) -> Callable[[Body], Task[Body]]:
-    """Declare a command: its example, each flag's meaning, what has no flag, where more words go."""
+    """Declare a command: its example, each flag's meaning, what has no flag, where more words go, what may repeat."""
 
     def declare(body: Body) -> Task[Body]:
         @functools.wraps(body)
@@ -44,8 +45,9 @@ def command(
         run.rest = rest  # type: ignore[attr-defined]
         known = {key: text for key, text in _COMMON.items() if key in inspect.signature(body).parameters}
         declared: Any = task(
-            run, positional=list(positional), help={**flags, **known}, auto_shortflags=False, name=name
-        )
+            run, positional=list(positional), help={**flags, **known}, auto_shortflags=False, name=name,
+            iterable=list(iterable),
+        )  # fmt: skip
         return cast("Task[Body]", declared)
 
     return declare

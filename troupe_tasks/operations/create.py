@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from troupe_tasks import journal, locks, resources, sizes
 from troupe_tasks import record as records
-from troupe_tasks.egress import policy
 from troupe_tasks.errors import AlreadyExists
 from troupe_tasks.journal import Decided, Journal, Step
 from troupe_tasks.kits import compose, image, pins
 from troupe_tasks.kits.model import Kit
-from troupe_tasks.operations import gateway, outlets, room
+from troupe_tasks.operations import gateway, room, wiring
 from troupe_tasks.operations.house import House
 from troupe_tasks.operations.selftest import self_test
-from troupe_tasks.record import KitPin, Record, SelfTest, Sizes
+from troupe_tasks.record import KeyTier, KitPin, Policy, Record, SelfTest, Sizes
 from troupe_tasks.sandbox.protocol import SandboxSpec
 from troupe_tasks.sandbox.protocol import Sizes as SandboxSizes
+from troupe_tasks.secret import Secret
 
 Done = Mapping[str, Decided]
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What the person asked for."""
+    """What the person asked for; services are those that it gets a key for, keys those that were given now."""
 
     id: str
     name: str
@@ -34,16 +34,22 @@ class Wish:
     rehearsal: bool
     wanted: sizes.Wanted
     soul: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    services: tuple[str, ...] = ()
+    keys: Mapping[str, Secret] = field(default_factory=dict)
+    key_tier: KeyTier = "none"
+    policy: Policy = "balanced"
     over_budget: bool = False
 
     def inputs(self) -> dict[str, Any]:
-        """Return what makes this the same create as an interrupted one (never whether it was forced)."""
+        """Return what makes this the same create as an interrupted one (never a key, nor whether it was forced)."""
         import hashlib
 
         asked = {key: str(getattr(self.wanted, key)) for key in ("cpus", "memory_mib", "storage_mib")}
         soul = hashlib.sha256(self.soul.encode()).hexdigest() if self.soul is not None else None
         kit = {"kit": self.kit.name, "version": self.kit.version}
-        return {"name": self.name, "rehearsal": self.rehearsal, "soul": soul, **kit, **asked}
+        chosen = {"settings": dict(self.settings), "services": list(self.services), "policy": self.policy}
+        return {"name": self.name, "rehearsal": self.rehearsal, "soul": soul, **kit, **asked, **chosen}
 
 
 @dataclass(frozen=True)
@@ -71,10 +77,16 @@ def reserve(job: Job, done: Done) -> Decided:
         driver = house.driver()
         records.save(house.paths, Record(
             id=wish.id, name=wish.name, kit=KitPin(type=wish.kit.name, version=wish.kit.version), driver=driver.name,
-            isolation=driver.isolation().value, rehearsal=wish.rehearsal, key_tier="none", sizes=given,
+            isolation=driver.isolation().value, rehearsal=wish.rehearsal, key_tier=wish.key_tier, sizes=given,
+            policy=wish.policy, settings=dict(wish.settings), services=wish.services,
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         ))  # fmt: skip
     return {"sizes": given.model_dump()}
+
+
+def keep_keys(job: Job, done: Done) -> Decided:
+    """Keep its keys, each proved readable, before anything is made that would use them."""
+    return {"services": list(wiring.store_keys(job.house, job.record(), job.wish.keys))}
 
 
 def build_image(job: Job, done: Done) -> Decided:
@@ -84,17 +96,9 @@ def build_image(job: Job, done: Done) -> Decided:
 
 
 def open_egress(job: Job, done: Done) -> Decided:
-    """Say what the agent may reach, and have the broker take it up."""
-    policy.save(job.house.paths, _policy(job.wish.kit, job.record()))
-    outlets.ensure(job.house, rehearsal=job.wish.rehearsal)
-    job.house.broker.reload()
+    """Say what the agent may reach and with which keys, and have the broker take it up."""
+    wiring.open_way_out(job.house, job.record(), job.wish.kit)
     return {}
-
-
-def _policy(kit: Kit, record: Record) -> policy.EgressPolicy:
-    origin = f"kit {kit.name} {kit.version}"
-    hosts = tuple(policy.HostRule(host=one.host, ports=one.ports, origin=origin) for one in kit.egress)
-    return policy.EgressPolicy(id=record.id, rehearsal=record.rehearsal, mode=record.policy, hosts=hosts)
 
 
 def make_sandbox(job: Job, done: Done) -> Decided:
@@ -103,7 +107,8 @@ def make_sandbox(job: Job, done: Done) -> Decided:
     root = image.ensure_image(job.wish.kit, job.house.paths, job.told).path
     spec = SandboxSpec(
         id=record.id, sizes=_sandbox_sizes(record.sizes), image=root,
-        egress=job.house.paths.egress(record.id) / "socket", env=compose.environment(job.wish.kit),
+        egress=job.house.paths.egress(record.id) / "socket",
+        env=compose.environment(job.wish.kit, rehearsal=record.rehearsal),
     )  # fmt: skip
     return {"identity": job.house.driver(record.driver).create(spec)}
 
@@ -123,7 +128,11 @@ def furnish(job: Job, done: Done) -> Decided:
     driver = job.house.driver()
     driver.start(job.wish.id)  # the machine may have restarted since the last receipt
     soul = job.wish.soul.encode() if job.wish.soul is not None else None
-    files = compose.state_files(job.wish.kit, key=compose.rehearsal_key(), soul=soul)
+    record = job.record()
+    files = compose.state_files(
+        job.wish.kit, variables=wiring.variables(job.house, record, job.wish.kit),
+        settings=None if record.rehearsal else record.settings, soul=soul,
+    )  # fmt: skip
     ran = driver.run(job.wish.id, compose.UNPACK, stdin=compose.archive(files), cwd="/", deadline_s=60)
     gateway.expect_success(ran, "putting files into the sandbox")
     return {"files": [file.path for file in files]}
@@ -144,6 +153,7 @@ def test(job: Job, done: Done) -> Decided:
 
 STEPS: tuple[Step[Job], ...] = (
     Step("reserve", reserve, "reserving room"),
+    Step("keys", keep_keys, "settling its keys"),
     Step("image", build_image, "getting the kit's image"),
     Step("egress", open_egress, "opening its way out"),
     Step("sandbox", make_sandbox, "making the sandbox"),

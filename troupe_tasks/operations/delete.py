@@ -11,6 +11,7 @@ from troupe_tasks import durable, journal, locks
 from troupe_tasks.egress import policy
 from troupe_tasks.errors import DiskFull, EgressFailed, NotFound, Tampered
 from troupe_tasks.journal import Decided, Journal, Step
+from troupe_tasks.keystore.store import Keystore
 from troupe_tasks.operations.house import House, gateway_name
 from troupe_tasks.paths import Paths
 
@@ -47,6 +48,12 @@ def close_egress(job: Job, done: Done) -> Decided:
     return {}
 
 
+def destroy_keys(job: Job, done: Done) -> Decided:
+    """Destroy its keys; the broker, which has let go of the agent, holds none."""
+    Keystore(job.house.paths, job.id).destroy()
+    return {}
+
+
 def remove_files(job: Job, done: Done) -> Decided:
     """Remove its logs and its environment; the record goes last, so that a list shows it until then."""
     durable.remove_tree(job.house.paths.logs(job.id))
@@ -58,6 +65,7 @@ STEPS: tuple[Step[Job], ...] = (
     Step("gateway", stop_gateway, "stopping the gateway"),
     Step("sandbox", remove_sandbox, "removing the sandbox"),
     Step("egress", close_egress, "closing its way out"),
+    Step("keys", destroy_keys, "destroying its keys"),
     Step("files", remove_files, "removing its files"),
 )
 

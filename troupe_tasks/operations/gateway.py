@@ -56,7 +56,8 @@ def main(argv: list[str]) -> None:
     kit = pins.pinned(house.paths, record.kit.type, record.kit.version)
     driver = house.driver(record.driver)
     driver.start(record.id)
-    process.become(driver.gateway_argv(record.id, list(kit.commands.gateway), compose.environment(kit)))
+    env = compose.environment(kit, rehearsal=record.rehearsal)
+    process.become(driver.gateway_argv(record.id, list(kit.commands.gateway), env))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from troupe_tasks import record as records
 from troupe_tasks.errors import Tampered
 from troupe_tasks.journal import ABANDONED, END, Journal
-from troupe_tasks.operations import room
+from troupe_tasks.operations import room, wiring
 from troupe_tasks.operations.house import House, gateway_name
 from troupe_tasks.record import Record, SelfTest, Sizes
 from troupe_tasks.sandbox.protocol import LimitReport, Listing, SandboxInfo, State
@@ -78,8 +78,6 @@ def agents(house: House) -> list[Agent]:
 
 def full(house: House, agent_id: str) -> Full:
     """Return everything that is known of one agent."""
-    from troupe_tasks.egress import policy
-
     record = records.load(house.paths, agent_id)
     driver = house.driver(record.driver)
     services = house.services.states()
@@ -88,17 +86,10 @@ def full(house: House, agent_id: str) -> Full:
     there = agent.state not in ("missing", "unknown")
     used = driver.disk_used_mib(agent_id) if there else None
     lines = room.verdict(house, agent_id, record.sizes, grown_mib=used or 0).lines
-    try:
-        allowed = policy.load(house.paths, agent_id)
-        egress = tuple(
-            f"{rule.host}:{','.join(map(str, rule.ports))} ({rule.origin})" for rule in allowed.hosts
-        )
-    except FileNotFoundError:
-        egress = ()
     return Full(
         agent=agent, record=record, gateway=_gateway(gateway), gateway_pid=gateway.pid if gateway else None,
         budget=tuple(line.show() for line in lines), limits=driver.limits(), disk_used_mib=used,
-        self_test=records.last_self_test(house.paths, agent_id), egress=egress,
+        self_test=records.last_self_test(house.paths, agent_id), egress=wiring.reachable(house, agent_id).rules,
     )  # fmt: skip
 
 

@@ -299,6 +299,12 @@ def test_what_is_no_key_is_not_stored(store: Keystore, folder: Path) -> None:
     assert store.read("openrouter").reveal() == OLD.encode()
 
 
+@pytest.mark.parametrize("text", ["A", "0", "="])
+def test_the_shortest_key_is_sealed_whole(store: Keystore, text: str) -> None:
+    store.put("openrouter", key(text))
+    assert store.read("openrouter").reveal() == text.encode()
+
+
 def test_an_agent_without_a_folder_gets_no_key(folder: Path) -> None:
     with pytest.raises(KeyRefused, match="has no folder for keys"):
         Keystore(Paths.from_env(), "jane").put("openrouter", key(OLD))

@@ -47,7 +47,7 @@ class Totals:
             print("\nNot run here:")
             for reason, count in sorted(self.why.items()):
                 print(f"  {count:4d} x {reason}")
-        if left := sorted({"bench", "guest", *DEFAULT} - set(self.sessions)):
+        if left := sorted({"bench", "guest", "keys", *DEFAULT} - set(self.sessions)):
             print(f"\nSessions not asked for: {', '.join(left)} (`./troupe test -s NAME` runs one)")
         print(f"\n{self.passed} passed, {self.failed} failed, {self.skipped} skipped", flush=True)
 
@@ -153,6 +153,12 @@ def integration(session: nox.Session) -> None:
 def guest(session: nox.Session) -> None:
     """Boot a Debian 13 guest under QEMU: the units under a real systemd, and the limits on a real cgroup v2."""
     tests(session, "tests/guest", "-q", "-s")
+
+
+@nox.session
+def keys(session: nox.Session) -> None:
+    """Boot a Debian 13 guest with a software TPM under QEMU: keys sealed and opened by a real systemd."""
+    tests(session, "tests/tpm", "-q", "-s")
 
 
 @nox.session

@@ -1,0 +1,34 @@
+"""Every test that ran inside the guest is one test here; what it printed is shown when it failed."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.tpm.conftest import BOOTS
+
+pytestmark = pytest.mark.timeout(3000)  # under emulation three boots take minutes
+
+
+def _names() -> list[str]:
+    sources = {name: Path(__file__).with_name("inside") / f"{name}.py" for name in BOOTS}
+    return [
+        f"{name}:{node.name}"
+        for name, source in sources.items()
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+
+
+@pytest.mark.parametrize("name", _names())
+def test_inside(name: str, results: dict[str, ET.Element]) -> None:
+    assert name in results, "it did not run; the guest ended early"
+    case = results[name]
+    said = "\n".join(case.findtext(part) or "" for part in ("failure", "error", "system-out"))
+    if said.strip():
+        print(said)
+    assert case.find("failure") is None, said
+    assert case.find("error") is None, said

@@ -149,6 +149,12 @@ class KeyFailed(NotReady):
     fault: str = ""  # a keystore.sealed.Fault: which of the causes it is
 
 
+class RegistryFailed(NotReady):
+    """The registry of kits did not answer, or not as a registry does. Nothing of its answer was kept."""
+
+    hint = "Check the network and `troupe config get registry`, then run the same command again."
+
+
 class SandboxFailed(TroupeError):
     """The sandbox did not do what it was asked."""
 

@@ -126,6 +126,11 @@ def unset(paths: Paths, key: str) -> bool:
     return True
 
 
+def checked(key: str, value: str) -> str:
+    """Return a value that a setting takes; raises UsageError."""
+    return _checked(setting(key), value)
+
+
 def _checked(entry: Setting, value: str) -> str:
     try:
         return entry.check(value)

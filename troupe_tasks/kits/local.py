@@ -40,7 +40,7 @@ def read(folder: Path, *, name: str) -> Kit:
             values = tomllib.loads(file.read(_CAP_BYTES).decode())
         services = _services(folder / "services.json")
         kit = Kit.model_validate({**values, "services": services, "folder": folder})
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _unusable(source, line(str(error))) from error
     except ValidationError as error:
         raise _unusable(source, strict.complaint(error)) from error

@@ -15,6 +15,9 @@ _Line = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r
 _Package = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.-]{1,60}$")]
 _Host = Annotated[str, StringConstraints(max_length=253, pattern=r"^(\*\.)?([a-z0-9-]{1,63}\.)+[a-z]{2,63}$")]
 _Port = Annotated[int, Field(ge=1, le=65535)]
+Type = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
+# One spelling for each version: 1.02.3 would be another tag of the same one.
+Version = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,4})(\.(0|[1-9][0-9]{0,4})){2}$")]
 _Words = Annotated[tuple[_Line, ...], Field(min_length=1, max_length=20, strict=False)]
 
 
@@ -72,8 +75,8 @@ class Model(_Part):
 class Kit(_Part):
     """A kit as its kit.toml describes it, with its services.json."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")
-    version: str = Field(pattern=r"^\d{1,5}\.\d{1,5}\.\d{1,5}$")
+    name: Type
+    version: Version
     summary: _Line
     image: ImageSpec
     sizes: DefaultSizes

@@ -15,37 +15,39 @@ from troupe_tasks.paths import Paths
 
 def pin(kit: Kit, paths: Paths) -> None:
     """Keep a kit's files; the same version with other files is refused."""
-    place = _place(paths, kit.name, kit.version)
+    home = place(paths, kit.name, kit.version)
     durable.make_private_dir(paths.kits)
     with locks.named(paths, f"kit-{kit.name}", wait_s=30):
-        if place.is_dir():
-            if _digest(place) != _digest(kit.folder):
+        if home.is_dir():
+            if content(home) != content(kit.folder):
                 raise Refused(
                     f"the kit {kit.name} {kit.version} has changed since it was first used on this machine",
                     cause="a version never moves", hint=f"Raise the version in {kit.folder / 'kit.toml'}.",
                 )  # fmt: skip
             return
-        beside = place.with_name(f".{place.name}.new")
+        beside = home.with_name(f".{home.name}.new")
         durable.remove_tree(beside)
         with durable.told(beside):
             shutil.copytree(kit.folder, beside)
         durable.sync_tree(beside)
-        durable.rename(beside, place)
+        durable.rename(beside, home)
 
 
 def pinned(paths: Paths, name: str, version: str) -> Kit:
     """Return the kit that an agent was composed from."""
-    place = _place(paths, name, version)
-    if not place.is_dir():
-        raise StateUnreadable(f"the files of kit {name} {version} are gone from {place}")
-    return local.read(place, name=name)
+    home = place(paths, name, version)
+    if not home.is_dir():
+        raise StateUnreadable(f"the files of kit {name} {version} are gone from {home}")
+    return local.read(home, name=name)
 
 
-def _place(paths: Paths, name: str, version: str) -> Path:
+def place(paths: Paths, name: str, version: str) -> Path:
+    """Return the folder of a kit version's files."""
     return paths.kits / f"{name}-{version}"
 
 
-def _digest(folder: Path) -> str:
+def content(folder: Path) -> str:
+    """Return the digest of a kit's files."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():

@@ -9,6 +9,8 @@ from troupe_tasks.commands.config import get, put, show, unset
 from troupe_tasks.commands.create import create
 from troupe_tasks.commands.delete import delete
 from troupe_tasks.commands.doctor import doctor
+from troupe_tasks.commands.kit import inspect, pack, publish_, pull
+from troupe_tasks.commands.kit import listing as kit_list
 from troupe_tasks.commands.listing import listing
 from troupe_tasks.commands.logs import logs
 from troupe_tasks.commands.policy import policy
@@ -23,6 +25,7 @@ from troupe_tasks.commands.version import version
 
 namespace = Collection(
     create, listing, status, chat, start, stop, restart, logs, policy, delete, receipts, doctor, version,
+    kit=Collection("kit", kit_list, inspect, pull, pack, publish_),
     secret=Collection("secret", secret_put, secret_check, secret_show, secret_remove),
     config=Collection("config", show, get, put, unset),
 )  # fmt: skip

@@ -16,12 +16,13 @@ Policy = Literal["balanced", "locked", "open"]
 
 
 class KitPin(BaseModel):
-    """The kit an agent was composed from: never `latest`."""
+    """The kit an agent was composed from: never `latest`. One from a registry has the digest of its manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     type: str = Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")
     version: str = Field(pattern=r"^[0-9]{1,5}\.[0-9]{1,5}\.[0-9]{1,5}$")
+    digest: str | None = Field(default=None, pattern=r"^sha256:[0-9a-f]{64}$")
 
 
 class Sizes(BaseModel):

@@ -45,8 +45,8 @@ def house() -> Iterator[House]:
 
 
 def _prepare(paths: Paths, kits: Path, *, stock: Paths) -> None:
-    # Of an earlier run: the checkout's kits may have changed since.
-    for folder in (paths.kits, paths.images, paths.tools):
+    # Of an earlier run: the checkout's kits may have changed since, and it may have been killed.
+    for folder in (paths.config, paths.kits, paths.images, paths.tools):
         shutil.rmtree(folder, ignore_errors=True)
     try:
         apt.ensure_runsc(stock, print)
@@ -58,13 +58,14 @@ def _prepare(paths: Paths, kits: Path, *, stock: Paths) -> None:
         if stock.tools.is_dir():  # else this machine's own package has it
             shutil.copytree(stock.tools, paths.tools, symlinks=True, copy_function=os.link)
         for kit in (hermes, probe):
-            _share(built, kit, paths)
+            share(built, kit, paths)
         House(paths.data.parents[2], kits.parent).rooms.driver().isolation()
     except NotReady as error:
         pytest.skip(f"this machine can't run agents: {error}")
 
 
-def _share(built: image.Image, kit: Kit, paths: Paths) -> None:
+def share(built: image.Image, kit: Kit, paths: Paths) -> None:
+    """Give a version of a kit the image that there is, by links, so that none is built for it."""
     home = paths.images / f"{kit.name}-{kit.version}-{built.digest[:16]}"
     shutil.copytree(built.path.parent, home, symlinks=True, copy_function=os.link)
 

@@ -21,7 +21,7 @@ _SOUL_CAP_BYTES = 64 << 10
 @command(
     example='troupe create hermes --name "Mr. Doyle" --rehearsal',
     flags={
-        "kind": "The type of agent: the name of a kit.",
+        "kind": "The type of agent: the name of a kit, the latest of the registry if one is set.",
         "name": "What people call it, at most 35 characters; its ID is derived from it.",
         "cpu": "CPUs: a whole number, or max.",
         "memory": "Memory in GiB, or max.",
@@ -63,7 +63,7 @@ def create(
 
     house = House(Paths.from_env())
     _check_driver(driver)
-    wish = _wish(kind, name, sizes=(cpu, memory, storage), soul=soul, rehearsal=rehearsal, force=force)
+    wish = _wish(house, kind, name, sizes=(cpu, memory, storage), soul=soul, rehearsal=rehearsal, force=force)
     wish = replace(wish, policy=checked_policy(policy))
     given = _settings(wish, setting)
     if not rehearsal:
@@ -93,27 +93,37 @@ def create(
 
 
 def _wish(
-    kind: str, name: str, *, sizes: tuple[str, str, str], soul: str, rehearsal: bool, force: bool
+    house: House,
+    kind: str,
+    name: str,
+    *,
+    sizes: tuple[str, str, str],
+    soul: str,
+    rehearsal: bool,
+    force: bool,
 ) -> Wish:
+    from troupe_tasks.commands import questions
+    from troupe_tasks.commands.output import progress
     from troupe_tasks.errors import UsageError
-    from troupe_tasks.kits import local
     from troupe_tasks.names import agent_id
     from troupe_tasks.operations.create import Wish
+    from troupe_tasks.operations.kit import for_create
     from troupe_tasks.sizes import Wanted, parse_cpus, parse_mib
 
     if not name:
         raise UsageError("an agent needs a name", hint='Give it one: --name "Mr. Doyle".')
     derived = agent_id(name)
-    kit = local.find(kind)
+    with progress() as shown:
+        found = for_create(house, derived, kind, login=questions.login(shown), told=shown.step)
+    kit = found.kit
     cpu, memory, storage = sizes
     wanted = Wanted(
         cpus=parse_cpus(cpu) if cpu else kit.sizes.cpus,
         memory_mib=parse_mib(memory, flag="--memory") if memory else kit.sizes.memory_mib,
         storage_mib=parse_mib(storage, flag="--storage") if storage else kit.sizes.storage_mib,
     )
-    return Wish(
-        derived, name, kit, rehearsal, wanted, soul=_read_soul(soul) if soul else None, over_budget=force
-    )
+    persona = _read_soul(soul) if soul else None
+    return Wish(derived, name, kit, rehearsal, wanted, digest=found.digest, soul=persona, over_budget=force)
 
 
 def _read_soul(soul: str) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from troupe_tasks.commands.output import Progress
     from troupe_tasks.keystore.choose import Choice
+    from troupe_tasks.kits.grant import Login
     from troupe_tasks.kits.model import Kit
     from troupe_tasks.kits.services import Service
     from troupe_tasks.kits.settings import Setting
@@ -129,3 +131,28 @@ def a_key(service: Service, *, skippable: bool) -> Secret | None:
             return None
         raise UsageError(f"the agent needs a key for {service.name}", cause=service.line)
     return Secret.typed(text)
+
+
+def login(progress: Progress) -> Login:
+    """Return what asks for a registry's token, hidden, or reads a line of stdin where there is no terminal."""
+
+    def asked(place: str) -> Secret:
+        from troupe_tasks.commands.output import somebody_is_there
+        from troupe_tasks.errors import UsageError
+        from troupe_tasks.secret import Secret
+
+        progress.close()
+        if somebody_is_there():
+            from getpass import getpass
+
+            text = getpass(f"{place} wants a token, as USER:TOKEN or alone (hidden): ", sys.stderr)
+        else:
+            text = sys.stdin.readline(_LINE_CAP).rstrip("\r\n")
+        if not text.strip():
+            raise UsageError(
+                f"{place} lets nobody in without a token", cause="the kit is private there, or is not there",
+                hint="Run it on a terminal, or give the token on stdin.",
+            )  # fmt: skip
+        return Secret.typed(text)
+
+    return asked

@@ -37,13 +37,14 @@ def _parts(found: Full) -> list[tuple[str, list[str]]]:
     agent, record = found.agent, found.record
     used = show_mib(found.disk_used_mib) if found.disk_used_mib is not None else "unknown"
     test = found.self_test
-    given = record.sizes
+    given, kit = record.sizes, record.kit
     sizes = f"{given.cpus} CPUs, {show_mib(given.memory_mib)} memory, {show_mib(given.storage_mib)} disk ({used} used)"
     return [
         (record.id, [
             f"name       {record.name}",
             f"state      {agent.state}{f': {agent.why}' if agent.why else ''}",
-            f"kit        {record.kit.type} {record.kit.version}{' (rehearsal)' if record.rehearsal else ''}",
+            f"kit        {kit.type} {kit.version}{' (rehearsal)' if record.rehearsal else ''}",
+            *([f"pinned     {kit.digest}"] if kit.digest else []),
             f"created    {record.created_at}",
             f"driver     {record.driver}, isolated by {record.isolation}",
             f"keys       {record.key_tier}",

@@ -26,13 +26,17 @@ Done = Mapping[str, Decided]
 
 @dataclass(frozen=True)
 class Wish:
-    """What the person asked for; services are those that it gets a key for, keys those that were given now."""
+    """What the person asked for; services are those that it gets a key for, keys those that were given now.
+
+    digest is that of a kit from a registry.
+    """
 
     id: str
     name: str
     kit: Kit
     rehearsal: bool
     wanted: sizes.Wanted
+    digest: str | None = None
     soul: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     services: tuple[str, ...] = ()
@@ -47,7 +51,11 @@ class Wish:
 
         asked = {key: str(getattr(self.wanted, key)) for key in ("cpus", "memory_mib", "storage_mib")}
         soul = hashlib.sha256(self.soul.encode()).hexdigest() if self.soul is not None else None
-        kit = {"kit": self.kit.name, "version": self.kit.version}
+        kit = {
+            "kit": self.kit.name,
+            "version": self.kit.version,
+            **({"digest": self.digest} if self.digest else {}),
+        }
         chosen = {"settings": dict(self.settings), "services": list(self.services), "policy": self.policy}
         return {"name": self.name, "rehearsal": self.rehearsal, "soul": soul, **kit, **asked, **chosen}
 
@@ -76,7 +84,8 @@ def reserve(job: Job, done: Done) -> Decided:
             verdict.raise_over()
         driver = house.driver()
         records.save(house.paths, Record(
-            id=wish.id, name=wish.name, kit=KitPin(type=wish.kit.name, version=wish.kit.version), driver=driver.name,
+            id=wish.id, name=wish.name, driver=driver.name,
+            kit=KitPin(type=wish.kit.name, version=wish.kit.version, digest=wish.digest),
             isolation=driver.isolation().value, rehearsal=wish.rehearsal, key_tier=wish.key_tier, sizes=given,
             policy=wish.policy, settings=dict(wish.settings), services=wish.services,
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -57,6 +57,17 @@ def test_a_hanging_check_costs_its_own_deadline_only(machine: Machine, release: 
     assert found[1].detail == "vm"
 
 
+def test_patience_waits_longer_for_a_slow_check(machine: Machine, release: threading.Event) -> None:
+    def slow(_: Machine) -> Finding:
+        release.wait(timeout=0.5)
+        return says("one")(machine)
+
+    checks = (entry("one", slow, Level.ACTION),)
+    (impatient,) = run_doctor(machine, driver="capsule", checks=checks)
+    (patient,) = run_doctor(machine, driver="capsule", checks=checks, patience=50)
+    assert (impatient.verdict, patient.verdict) == (Level.ACTION, Level.OK)
+
+
 def test_a_broken_check_is_a_finding(machine: Machine) -> None:
     def breaks(_: Machine) -> Finding:
         raise RuntimeError("odd \x1b[31m")

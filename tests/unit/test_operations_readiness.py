@@ -16,8 +16,11 @@ from troupe_tasks.paths import Paths
 def test_a_create_on_the_capsule_does_not_wait_for_a_guest_on_kvm(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def run(_machine: Machine, *, driver: str, checks: tuple[Entry, ...]) -> tuple[Finding, ...]:
+    def run(
+        _machine: Machine, *, driver: str, checks: tuple[Entry, ...], patience: int
+    ) -> tuple[Finding, ...]:
         asked.extend(entry.requirement for entry in checks)
+        assert patience > 1, "a busy machine is not one that is not ready"
         return ()
 
     monkeypatch.setattr(readiness, "run_doctor", run)

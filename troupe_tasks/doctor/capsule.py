@@ -9,7 +9,7 @@ from troupe_tasks.doctor.finding import Finding, Kind, Level
 from troupe_tasks.doctor.machine import Machine
 from troupe_tasks.errors import TroupeError
 from troupe_tasks.host import packages
-from troupe_tasks.host.quota import Group, groups, text_of
+from troupe_tasks.host.quota import groups, text_of
 from troupe_tasks.text import line
 
 _CONTROLLERS: Final = ("memory", "cpu", "pids")
@@ -140,10 +140,13 @@ def limits(machine: Machine) -> Finding:
 
 
 def _binds(machine: Machine, controller: str) -> bool:
-    own: Group | None = next(iter(groups(controller, root=machine.root)), None)
-    if own is None or not machine.writable(own.folder):
-        return False
-    return own.version == 1 or controller in text_of(own.folder / "cgroup.controllers").split()
+    # On version 2 a group may be made further up, where the machine's init has not shared the controller out yet.
+    for group in groups(controller, root=machine.root):
+        if not machine.writable(group.folder):
+            return False
+        if group.version == 1 or controller in text_of(group.folder / "cgroup.controllers").split():
+            return True
+    return False
 
 
 def disk_limit(machine: Machine) -> Finding:

@@ -7,6 +7,7 @@ import platform
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from troupe_tasks.host import kvm, kvm_probe
@@ -20,8 +21,8 @@ from troupe_tasks.process import SYSTEM_PATH, Done, run
 TOOL_DEADLINE_S = 3.0
 
 
-def _run(argv: Sequence[str]) -> Done:
-    return run(argv, deadline_s=TOOL_DEADLINE_S, cap_bytes=65536, ok=None)
+def _run(argv: Sequence[str], *, deadline_s: float = TOOL_DEADLINE_S) -> Done:
+    return run(argv, deadline_s=deadline_s, cap_bytes=65536, ok=None)
 
 
 def _which(program: str) -> str | None:
@@ -77,8 +78,8 @@ class Machine:
     writable: Callable[[Path], bool] = _writable
 
     @classmethod
-    def here(cls, paths: Paths) -> Machine:
-        """Return this machine, as the user who runs troupe."""
+    def here(cls, paths: Paths, *, patience: int = 1) -> Machine:
+        """Return this machine, as the user who runs troupe; its tools have their deadline times patience."""
         import grp
         import pwd
 
@@ -91,7 +92,8 @@ class Machine:
         held = {os.getegid(), *os.getgroups()}
         now = frozenset(group.gr_name for group in grp.getgrall() if group.gr_gid in held)
         checkout = (Path(__file__).resolve().parents[2] / ".git").exists()
-        return cls(paths, platform.machine(), uid, user, now, listed | now, checkout)
+        tools = partial(_run, deadline_s=TOOL_DEADLINE_S * patience)
+        return cls(paths, platform.machine(), uid, user, now, listed | now, checkout, run=tools)
 
     @property
     def is_root(self) -> bool:

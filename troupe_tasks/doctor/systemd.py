@@ -29,10 +29,13 @@ def key_tier(machine: Machine) -> Finding:
 
 
 def init(machine: Machine) -> Finding:
-    """Check for systemd as the running init; without it a supervisor holds the gateways."""
+    """Check for systemd as the running init that keeps this user's services; else a supervisor holds the gateways."""
     if not machine.has("/run/systemd/system"):
         return _init(Level.NOTE, "systemd is not the init here: a supervisor runs the gateways",
                      "After a machine restart, run `troupe start --all`.")  # fmt: skip
+    if not machine.is_root and not machine.has(f"/var/lib/systemd/linger/{machine.user}"):
+        return _init(Level.NOTE, "your own systemd ends with your last login: a supervisor runs the gateways",
+                     "`loginctl enable-linger` lets systemd run them, and after a machine restart too.")  # fmt: skip
     found = choose.version_of("systemctl", run=machine.run)
     if found is None:
         return _init(Level.NOTE, "systemd is the init, but does not tell its version")
@@ -42,12 +45,10 @@ def init(machine: Machine) -> Finding:
 
 
 def sudo(machine: Machine) -> Finding:
-    """Check for sudo where units could be installed with it."""
+    """Check for sudo, by which an ordinary user's `create` installs system packages; units need none."""
     if machine.is_root or machine.which("sudo"):
         return _software("sudo", Level.OK, "not needed: you are root" if machine.is_root else "installed")
-    if not machine.has("/run/systemd/system"):
-        return _software("sudo", Level.OK, "not needed: there are no units to install")
-    return _software("sudo", Level.NOTE, "not installed: a supervisor runs the gateways, not units",
+    return _software("sudo", Level.NOTE, "not installed: system packages that are missing take root to install",
                      "As root: `apt-get install sudo`.")  # fmt: skip
 
 

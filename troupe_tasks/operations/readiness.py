@@ -13,6 +13,10 @@ from troupe_tasks.errors import NotReady
 from troupe_tasks.host import apt
 from troupe_tasks.operations.house import DEFAULT_DRIVER, House
 
+# A person who asks the doctor waits at most 5 s. A create on a machine that is merely busy must not be refused for
+# a check that was slow: here silence stops.
+_PATIENCE = 5
+
 
 def examine(house: House) -> tuple[Finding, ...]:
     """Run every check of the doctor."""
@@ -31,7 +35,8 @@ def refuse_unready(house: House) -> None:
     """Raise NotReady naming everything that stands in the way."""
     # The capsule only notes a KVM that does not work, and where it hangs the probe takes its whole deadline.
     checks = tuple(entry for entry in CHECKS if entry.check is not hardware.virtualization)
-    blocking = stops(run_doctor(Machine.here(house.paths), driver=DEFAULT_DRIVER, checks=checks))
+    machine = Machine.here(house.paths, patience=_PATIENCE)
+    blocking = stops(run_doctor(machine, driver=DEFAULT_DRIVER, checks=checks, patience=_PATIENCE))
     if blocking:
         what = "; ".join(f"{finding.requirement}: {finding.detail}" for finding in blocking)
         todo = " ".join(finding.todo for finding in blocking if finding.todo)

@@ -24,7 +24,7 @@ def ensure(house: House, *, rehearsal: bool) -> None:
             stop_wait_s=10,
         ))  # fmt: skip
     house.services.start(programs)
-    house.broker.wait_until_ready(deadline_s=20)
+    house.broker.wait_until_ready(deadline_s=60)  # a busy machine is slow to start a program, and not broken
 
 
 def log(house: House, name: str) -> Path:

@@ -42,7 +42,7 @@ from troupe_tasks.sandbox.protocol import (
 
 OVERHEAD_MIB = 128  # the engine's own processes, beside what the agent was given
 _REAP_S = 20.0
-_READY_S = 20.0
+_READY_S = 60.0  # after a machine restart every agent starts at once
 _GATEWAY_MARK = "gateway"
 _REAPER = ("/usr/bin/python3", "-I", "-S", f"{GUEST_DIR}/reap.py")
 _Groups = TypeAdapter(tuple[Path, ...])

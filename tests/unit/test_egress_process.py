@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,7 @@ from troupe_tasks.egress.policy import EgressPolicy
 from troupe_tasks.errors import EgressFailed
 from troupe_tasks.host import sockets
 from troupe_tasks.paths import Paths
+from troupe_tasks.services import launch
 
 
 @pytest.fixture
@@ -66,3 +70,32 @@ def test_the_control_socket_knows_four_questions_only(broker: subprocess.Popen[b
 def test_without_a_broker_the_error_says_so() -> None:
     with pytest.raises(EgressFailed, match="does not answer"):
         Control(Paths.from_env()).ping()
+
+
+def test_its_memory_is_nobody_elses(broker: subprocess.Popen[bytes]) -> None:
+    Control(Paths.from_env()).wait_until_ready(deadline_s=20)
+    limits = Path(f"/proc/{broker.pid}/limits").read_text()
+    assert re.search(r"^Max core file size +0 +0 ", limits, re.MULTILINE)
+    if os.geteuid() != 0:  # root looks anywhere
+        with pytest.raises(PermissionError):
+            os.listdir(f"/proc/{broker.pid}/fd")
+
+
+def test_an_orphan_that_shows_no_open_files_is_found_by_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "broker.lock"
+    lock.touch()
+    program = (
+        "import fcntl, sys\nfile = open(sys.argv[1])\nfcntl.flock(file, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\nsys.stdin.read()"
+    )
+    argv = [sys.executable, "-c", program, str(lock)]
+    monkeypatch.setattr(launch, "_has_open", lambda *_: False)
+    assert launch.holders(lock) == []
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert launch.holders(lock) == [holder.pid]
+        holder.communicate(b"\n")
+    assert launch.holders(lock) == []

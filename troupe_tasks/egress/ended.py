@@ -131,7 +131,9 @@ class Ended:
                     machine.outcomes.note(policy.id, rule.service, status=head.status, put_in=is_in)
                 if put_in and head.status in _REFUSED:
                     entry.why = "the key was put in; the provider refused it"
-                return replace(head, headers=places.without(head.headers, put_in.values()))
+                cleaned = places.without(head.headers, put_in.values())
+                put_in.clear()  # what follows may last for hours, and has no use for a key
+                return replace(head, headers=cleaned)
 
             await exchange.relay(asking, answering, answered=answered)
             if entry.status == 101 and isinstance(asking, H1Asking) and isinstance(answering, H1Answering):

@@ -17,9 +17,8 @@ _log = logging.getLogger(__name__)
 Reader = Callable[[str, str], bytes]  # (agent ID, service) -> key; blocks
 
 KEPT_S = 60.0
-_FAILURE_KEPT_S = (
-    5.0  # so that an agent that asks again and again does not have a failing TPM asked each time
-)
+# So that an agent that asks again and again does not have a failing TPM asked each time.
+_FAILURE_KEPT_S = 5.0
 _THREADS = 8
 _KEY_CAP_BYTES = 4096
 
@@ -28,12 +27,10 @@ def from_keystore(paths: Paths) -> Reader:
     """Return the reader of the agent's own key tier."""
 
     def read(agent_id: str, service: str) -> bytes:
-        from troupe_tasks.keystore.store import (  # type: ignore[import-not-found, unused-ignore]
-            Keystore,
-        )
+        from troupe_tasks.keystore.store import Keystore
 
-        key: bytes = Keystore(paths, agent_id).read(service).reveal()
-        return key
+        with Keystore(paths, agent_id).read(service) as secret:
+            return secret.reveal()
 
     return read
 

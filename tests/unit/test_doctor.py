@@ -21,6 +21,7 @@ FILES = {
     "usr/share/containers/seccomp.json": "{}",
     "usr/lib/x86_64-linux-gnu/libseccomp.so.2": "",
     "usr/share/keyrings/debian-archive-keyring.gpg": "",
+    "etc/ssl/certs/ca-certificates.crt": "",
     "proc/meminfo": "MemTotal:       67108864 kB\n",
     "proc/cpuinfo": "flags : fpu vmx sse2\n",
     "proc/self/cgroup": "0::/own\n",

@@ -16,6 +16,7 @@ EVERY_FILE = (
     "usr/bin/mmdebstrap", "usr/bin/bwrap", "usr/share/containers/seccomp.json",
     "usr/lib/x86_64-linux-gnu/libseccomp.so.2", "usr/sbin/mkfs.ext4", "usr/sbin/losetup", "usr/bin/unshare",
     "usr/bin/setpriv", "usr/share/keyrings/debian-archive-keyring.gpg", "usr/bin/newuidmap",
+    "etc/ssl/certs/ca-certificates.crt",
     "usr/bin/newgidmap",
 )  # fmt: skip
 
@@ -46,6 +47,7 @@ def test_nothing_is_missing_where_every_file_is_there(tmp_path: Path) -> None:
         ("usr/bin/setpriv", "util-linux"),
         ("usr/share/keyrings/debian-archive-keyring.gpg", "debian-archive-keyring"),
         ("usr/bin/newgidmap", "uidmap"),
+        ("etc/ssl/certs/ca-certificates.crt", "ca-certificates"),
     ],
 )
 def test_each_missing_file_names_its_package(tmp_path: Path, gone: str, package: str) -> None:

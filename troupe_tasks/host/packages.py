@@ -51,6 +51,11 @@ PACKAGES = (
         files=("usr/share/keyrings/debian-archive-keyring.*",),
     ),
     Package(
+        "ca-certificates",
+        "says whom the broker trusts to be a provider",
+        files=("etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bundle.crt", "etc/ssl/cert.pem"),
+    ),
+    Package(
         "uidmap",
         "gives an ordinary user's sandboxes users of their own",
         programs=("newuidmap", "newgidmap"),

@@ -134,7 +134,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def unit(session: nox.Session) -> None:
     """Run the unit tests."""
-    tests(session, "tests/unit", "-q", *SIDE_BY_SIDE)
+    tests(session, "tests/unit", "-q")
 
 
 @nox.session

@@ -21,6 +21,12 @@ from troupe_tasks.secret import Secret
 OLD, NEW = Secret(b"sk-old-key-0123456789"), Secret(b"sk-new-key-9876543210")
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody wait for a TPM that is made of a file."""
+    monkeypatch.setattr(sealed, "_PAUSES_S", (0.01, 0.01))
+
+
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> creds.Machine:
     """Give a machine with a TPM."""
@@ -42,7 +48,7 @@ def opening(error: str, number: int | None = None) -> dict[str, object]:
     ("facts", "fault", "said"),
     [
         ({"tpm": ""}, Fault.NO_TPM, "no TPM that systemd can use"),
-        ({"tpm": "T2"}, Fault.TPM_CHANGED, "another one or was cleared"),
+        ({"tpm": "T2"}, Fault.TPM_CHANGED, "another one, was cleared"),
         ({"pcr": "P2"}, Fault.BOOT_CHANGED, "Secure Boot"),
         ({"host": ""}, Fault.HOST_KEY, "credential.secret, is gone"),
         ({"host": "H2"}, Fault.FOREIGN, "another machine's host key"),
@@ -74,6 +80,27 @@ def test_a_key_that_does_not_open_says_why(
     (found,) = store.check()
     assert not found.ok
     assert found.why == str(caught.value)
+
+
+def test_a_tpm_that_fails_for_a_moment_is_asked_again(
+    machine: creds.Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = made(Tier.TPM)
+    machine.becomes(**opening("io.systemd.System", errno.ENOTRECOVERABLE))
+    pauses: list[float] = []
+
+    def mend(pause_s: float) -> None:
+        pauses.append(pause_s)
+        machine.becomes()
+
+    monkeypatch.setattr("troupe_tasks.keystore.sealed.time.sleep", mend)
+    assert store.read("openrouter") == OLD
+    assert len(pauses) == 1
+    machine.becomes(tpm="T2")
+    monkeypatch.setattr("troupe_tasks.keystore.sealed.time.sleep", pauses.append)
+    with pytest.raises(KeyFailed, match="was cleared"):
+        store.read("openrouter")
+    assert len(pauses) == 3
 
 
 def test_a_renamed_file_is_refused_by_the_name_in_its_seal(machine: creds.Machine) -> None:

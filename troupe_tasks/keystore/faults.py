@@ -47,8 +47,8 @@ _TOLD: Final = {
         f"Turn the TPM on in the firmware's settings; {_HAS_TPM} Without one, create the agent anew.",
     ),
     Fault.TPM_CHANGED: (
-        "the TPM is another one or was cleared, or the file is damaged",
-        f"If that was meant, {_AGAIN}",
+        "the TPM is another one, was cleared, or fails; or the file is damaged",
+        f"Try again. If the TPM was changed, {_AGAIN}",
     ),
     Fault.BOOT_CHANGED: (
         "Secure Boot was turned on or off, or its keys changed (PCR 7): the TPM opens nothing sealed before",
@@ -73,7 +73,7 @@ _TOLD: Final = {
     ),
     Fault.WEAKER: (
         "systemd sealed it with the host key alone, and this agent's keys are kept by the TPM",
-        f"{_HAS_TPM} An old key is still there, untouched.",
+        f"Try again; {_HAS_TPM} An old key is still there, untouched.",
     ),
     Fault.DENIED: ("systemd's credential service does not let this user", _JOURNAL),
     Fault.NO_SERVICE: (

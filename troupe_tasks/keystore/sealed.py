@@ -14,6 +14,7 @@ import base64
 import binascii
 import json
 import os
+import time
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,8 @@ from troupe_tasks.secret import Secret
 from troupe_tasks.secret import fault_of as no_key
 
 _DEADLINE_S: Final = 30.0
+# A TPM that is busy, or slow to answer, fails in the same words as one that was changed: it is asked again.
+_PAUSES_S: Final = (0.5, 2.0)
 _CAP_BYTES: Final = 8192
 _SOCKET: Final = "/run/systemd/io.systemd.Credentials"
 _OPEN: Final = ("varlinkctl", "--json=short", "call", _SOCKET, "io.systemd.Credentials.Decrypt")
@@ -43,7 +46,7 @@ def write(path: Path, secret: Secret, *, service: str, tier: Tier) -> None:
     what = f"the key for {service} can't be sealed"
     done = _call(
         ["systemd-creds", "--user", f"--with-key={_WITH_KEY[tier]}", f"--name={service}", "encrypt", "-", "-"],
-        stdin=secret, what=what,
+        stdin=secret, what=what, deadline_s=_DEADLINE_S,
     )  # fmt: skip
     if done.status != 0:
         raise faults.failed(what, faults.of_sealing(done.stderr), said=done.stderr)
@@ -71,15 +74,21 @@ def read(path: Path, *, service: str, tier: Tier) -> Secret:
         )  # fmt: skip
     what = f"the key for {service} can't be opened"
     asked = {"name": service, "blob": b"".join(data.split()).decode(), "scope": "user", "uid": os.geteuid()}
-    done = _call([*_OPEN], stdin=json.dumps(asked).encode(), what=what)
-    answer = _answer(done)
-    if done.status != 0:
+    until = time.monotonic() + _DEADLINE_S
+    for pause_s in (*_PAUSES_S, None):
+        left_s = max(0.1, until - time.monotonic())
+        done = _call([*_OPEN], stdin=json.dumps(asked).encode(), what=what, deadline_s=left_s)
+        answer = _answer(done)
+        if done.status == 0:
+            return _opened(answer, path)
         number = answer.get("errno")
         fault = faults.of_opening(
             done.stderr, number=number if isinstance(number, int) else None, form=form, has_tpm=_has_tpm
         )
-        raise faults.failed(what, fault, said=done.stderr)
-    return _opened(answer, path)
+        if fault is not Fault.TPM_CHANGED or pause_s is None or time.monotonic() + pause_s > until:
+            raise faults.failed(what, fault, said=done.stderr)
+        time.sleep(pause_s)
+    raise AssertionError("the last round returns or raises")
 
 
 def _opened(answer: dict[str, object], path: Path) -> Secret:
@@ -106,10 +115,10 @@ def _has_tpm() -> bool:
     return version is not None and choose.has_tpm(version)
 
 
-def _call(argv: list[str], *, stdin: bytes | Secret, what: str) -> process.Done:
+def _call(argv: list[str], *, stdin: bytes | Secret, what: str, deadline_s: float) -> process.Done:
     try:
         return process.run(
-            argv, stdin=stdin, deadline_s=_DEADLINE_S, cap_bytes=_CAP_BYTES, ok=None,
+            argv, stdin=stdin, deadline_s=deadline_s, cap_bytes=_CAP_BYTES, ok=None,
             env={"LC_ALL": "C", "SYSTEMD_COLORS": "0"},
         )  # fmt: skip
     except ToolMissing as error:

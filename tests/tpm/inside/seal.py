@@ -80,7 +80,7 @@ def test_what_is_not_this_users_key_for_this_service_is_told() -> None:
     for who, other, renamed in ((h.ROOT, h.OP, "/run/exa"), (h.OP, h.ROOT, "/run/exa-op")):
         spoilt: dict[str, tuple[Path | bytes, str]] = {
             "renamed": (Path(renamed), "wrong name"),
-            "of another": (mine[other], "damaged, or another's"),
+            "of-another": (mine[other], "damaged, or another's"),
             "damaged": (whole[:-9] + b"AAAAAAA=\n", "damaged, or another's"),
             "systems": (Path("/run/system"), "KeyRefused"),
             "cut": (whole[:20], "KeyRefused"),

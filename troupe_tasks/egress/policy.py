@@ -17,12 +17,11 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
-from troupe_tasks import durable
+from troupe_tasks import durable, strict
 from troupe_tasks.egress import target
 from troupe_tasks.egress.verdict import Refusal
 from troupe_tasks.errors import StateUnreadable
@@ -217,14 +216,7 @@ def save(paths: Paths, policy: EgressPolicy) -> None:
 def load(paths: Paths, agent_id: str) -> EgressPolicy:
     """Return an agent's policy; raises FileNotFoundError or StateUnreadable."""
     path = paths.egress(agent_id) / "policy.json"
-    try:
-        policy = EgressPolicy.model_validate_json(durable.read_private(path))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise StateUnreadable(
-            f"{path} is not what troupe writes", cause=f"{where}: {first['msg']}"
-        ) from error
+    policy = strict.parse(EgressPolicy, durable.read_private(path), place=path)
     if policy.id != agent_id:
         raise StateUnreadable(f"{path} is the policy of another agent, {policy.id}")
     return policy

@@ -117,8 +117,9 @@ def a_key(service: Service, *, skippable: bool) -> Secret | None:
     """Ask for a key, hidden, or read a line of stdin where there is no terminal; None when it was skipped."""
     from troupe_tasks.commands.output import note, somebody_is_there
     from troupe_tasks.errors import UsageError
-    from troupe_tasks.secret import Secret
+    from troupe_tasks.secret import Secret, no_core_dumps
 
+    no_core_dumps()  # from here on to its end this process has held a key
     if somebody_is_there():
         from getpass import getpass
 

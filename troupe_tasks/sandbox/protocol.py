@@ -170,10 +170,12 @@ class Sandboxes(Protocol):
         cap_bytes: int,
         sink: BinaryIO | None = None,
         source: BinaryIO | None = None,
+        stall_s: float | None = None,
     ) -> Streamed:
         """Run a command with its stdin read from source and its stdout written to sink.
 
         SandboxFailed as soon as more than cap_bytes would be moved either way: nothing past the cap is written.
+        SandboxTimeout at the deadline, and when no byte moved for stall_s, stderr included.
         """
         ...
 

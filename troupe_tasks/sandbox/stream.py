@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import selectors
@@ -12,13 +13,13 @@ import time
 from dataclasses import dataclass
 from typing import IO, BinaryIO
 
-_CHUNK = 65536
+_CHUNK = 1 << 20  # as much as an unprivileged pipe may hold (fs.pipe-max-size)
 _STDERR_CAP = 65536
 
 
 @dataclass(frozen=True)
 class Pumped:
-    """How a pumped program ended; `over` says that a cap of a bulk transfer was met, `late` the deadline."""
+    """How a pumped program ended; `over`: a cap of a bulk transfer was met; `late`: a deadline; `stuck`: stall_s."""
 
     status: int
     stderr: bytes
@@ -26,7 +27,14 @@ class Pumped:
     sha256: str
     truncated: bool
     late: bool
+    stuck: bool
     over: bool
+
+
+def _widen(pipe: IO[bytes]) -> None:
+    # A wider pipe means fewer wake-ups on both sides; a user over the system's quota of pipes keeps the usual one.
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _CHUNK)
 
 
 class Kept:
@@ -76,14 +84,16 @@ def pump(
     cap_bytes: int,
     deadline_s: float,
     stop_at_cap: bool,
+    stall_s: float | None = None,
 ) -> Pumped:
-    """Move bytes in and out of a program until it ends, a cap is met (stop_at_cap) or the deadline passes.
+    """Move bytes in and out of a program until it ends, a cap is met (stop_at_cap), or a deadline passes.
 
-    The program has pipes for stdin, stdout and stderr; it is killed with its group in the latter two cases.
+    stall_s is the longest time in which no byte may move, not even on stderr. The program has pipes for stdin, stdout
+    and stderr; it is killed with its group in all cases but the first.
     """
     job = _Pump(child, source=source, sink=sink, cap_bytes=cap_bytes, stop_at_cap=stop_at_cap)
     try:
-        return job.run(time.monotonic() + deadline_s)
+        return job.run(time.monotonic() + deadline_s, stall_s or deadline_s)
     finally:
         job.close()
 
@@ -102,7 +112,7 @@ class _Pump:
         self._feed = _Feed(source, cap_bytes)
         self._digest, self._count = hashlib.sha256(), 0
         self._stderr = bytearray()
-        self._truncated = self._over = self._late = False
+        self._truncated = self._over = self._late = self._stuck = False
         self._ready = selectors.DefaultSelector()
         for pipe, event in (
             (child.stdin, selectors.EVENT_WRITE),
@@ -111,15 +121,21 @@ class _Pump:
         ):
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
+                if stop_at_cap:
+                    _widen(pipe)
                 self._ready.register(pipe, event)
 
-    def run(self, deadline: float) -> Pumped:
+    def run(self, deadline: float, stall_s: float) -> Pumped:
         while self._ready.get_map() and not self._over:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 self._late = True
                 break
-            for key, _events in self._ready.select(left_s):
+            events = self._ready.select(min(left_s, stall_s))
+            if not events and stall_s < left_s:
+                self._late = self._stuck = True
+                break
+            for key, _events in events:
                 self._step(key.fileobj)
         if not self._late and not self._over:
             try:
@@ -130,7 +146,8 @@ class _Pump:
             self._kill()
         return Pumped(
             status=self._child.wait(), stderr=bytes(self._stderr), bytes=self._count,
-            sha256=self._digest.hexdigest(), truncated=self._truncated, late=self._late, over=self._over,
+            sha256=self._digest.hexdigest(), truncated=self._truncated, late=self._late, stuck=self._stuck,
+            over=self._over,
         )  # fmt: skip
 
     def _step(self, pipe: object) -> None:

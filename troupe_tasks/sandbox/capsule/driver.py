@@ -190,11 +190,12 @@ class Capsule:
         cap_bytes: int,
         sink: BinaryIO | None = None,
         source: BinaryIO | None = None,
+        stall_s: float | None = None,
     ) -> Streamed:
         """Run a command inside as one end of a bulk transfer."""
         pumped = self._exec(
             sandbox_id, argv, env=None, cwd=WORKSPACE, source=source or b"", sink=sink, cap_bytes=cap_bytes,
-            deadline_s=deadline_s, stop_at_cap=True,
+            deadline_s=deadline_s, stop_at_cap=True, stall_s=stall_s,
         )  # fmt: skip
         return Streamed(status=pumped.status, bytes=pumped.bytes, sha256=pumped.sha256)
 
@@ -315,6 +316,7 @@ class Capsule:
         cap_bytes: int,
         deadline_s: float,
         stop_at_cap: bool,
+        stall_s: float | None = None,
     ) -> streaming.Pumped:
         saved, engine = self._open(sandbox_id)
         mark = secrets.token_hex(8)
@@ -322,8 +324,9 @@ class Capsule:
         entry = engine.enter(saved, argv, env=inside, cwd=cwd, report=True, tty=False)
         try:
             pumped = _pumped(
-                entry, source, sink, cap_bytes=cap_bytes, deadline_s=deadline_s, stop_at_cap=stop_at_cap
-            )
+                entry, source, sink, cap_bytes=cap_bytes, deadline_s=deadline_s, stop_at_cap=stop_at_cap,
+                stall_s=stall_s,
+            )  # fmt: skip
         except BaseException:
             self._reap(saved, engine, mark)
             raise
@@ -331,13 +334,10 @@ class Capsule:
             began = _close(entry)
         if pumped.late or pumped.over:
             self._reap(saved, engine, mark)
-            if pumped.late:
-                raise SandboxTimeout(
-                    f"a command in {sandbox_id} did not end within {deadline_s:g} s; it was stopped"
-                )
-            raise SandboxFailed(
-                f"a transfer with {sandbox_id} went past its cap of {cap_bytes} bytes; it was stopped"
-            )
+            if pumped.over:
+                raise SandboxFailed(f"a transfer with {sandbox_id} went past its cap of {cap_bytes} bytes")
+            what, limit_s = ("moved nothing", stall_s) if pumped.stuck else ("did not end", deadline_s)
+            raise SandboxTimeout(f"a command in {sandbox_id} {what} within {limit_s:g} s; it was stopped")
         told = engine.own_failure(pumped.status, pumped.stderr, began=began)
         if (
             isinstance(told, str)
@@ -377,6 +377,7 @@ def _pumped(
     cap_bytes: int,
     deadline_s: float,
     stop_at_cap: bool,
+    stall_s: float | None = None,
 ) -> streaming.Pumped:
     import subprocess
 
@@ -384,8 +385,9 @@ def _pumped(
     pipe = subprocess.PIPE
     child = process.spawn(entry.argv, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=pass_fds)
     return streaming.pump(
-        child, source=source, sink=sink, cap_bytes=cap_bytes, deadline_s=deadline_s, stop_at_cap=stop_at_cap
-    )
+        child, source=source, sink=sink, cap_bytes=cap_bytes, deadline_s=deadline_s, stop_at_cap=stop_at_cap,
+        stall_s=stall_s,
+    )  # fmt: skip
 
 
 def _close(entry: Entry) -> bool:

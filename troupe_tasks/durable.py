@@ -15,6 +15,7 @@ from pathlib import Path
 from troupe_tasks.errors import DiskFull, FolderUnusable, StateUnreadable
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_DROP_BYTES = 32 << 20
 
 
 @contextmanager
@@ -118,6 +119,51 @@ def write(path: Path, data: bytes, mode: int = 0o600, *, prove: Callable[[Path],
             temporary.unlink(missing_ok=True)
             raise
         sync_dir(path.parent)
+
+
+class Fresh:
+    """A large file on its way: written piece by piece, seen under its name only when it is whole and on the disk."""
+
+    def __init__(self, path: Path, handle: int) -> None:
+        self._path, self._handle = path, handle
+        self.bytes = self._clean_bytes = 0
+
+    def write(self, data: bytes) -> int:
+        """Append data."""
+        with told(self._path):
+            _write_all(self._handle, data)
+            self.bytes += len(data)
+            if self.bytes - self._clean_bytes >= _DROP_BYTES:
+                # Written back as we go, and not kept in memory, which others need more.
+                os.posix_fadvise(self._handle, 0, self.bytes, os.POSIX_FADV_DONTNEED)
+                self._clean_bytes = self.bytes
+        return len(data)
+
+
+@contextmanager
+def fresh(path: Path) -> Iterator[Fresh]:
+    """Yield a file that gets its name when the block ends well, and is gone when it does not.
+
+    What a killed process left of an earlier attempt is replaced. The caller sees to it that there is one writer.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    with told(path):
+        temporary.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(temporary, flags, 0o600)
+    try:
+        try:
+            yield Fresh(path, handle)
+            with told(path):
+                os.fsync(handle)
+        finally:
+            os.close(handle)
+        with told(path):
+            temporary.replace(path)
+            sync_dir(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _write_all(handle: int, data: bytes) -> None:

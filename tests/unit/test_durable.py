@@ -243,3 +243,28 @@ def test_a_tree_with_links_and_pipes_is_synced(here: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "fsync", watching)
     durable.sync_tree(here)
     assert sorted(synced) == ["deep", "file", "here"]
+
+
+def test_a_large_file_has_its_name_only_once_it_is_whole(here: Path) -> None:
+    with durable.fresh(here / "file") as file:
+        file.write(OLD)
+        (waiting,) = here.iterdir()
+        assert waiting.name != "file"
+        assert stat.S_IMODE(waiting.stat().st_mode) == 0o600
+        file.write(NEW)
+    assert (here / "file").read_bytes() == OLD + NEW
+    assert [entry.name for entry in here.iterdir()] == ["file"]
+
+
+def test_a_large_file_that_is_given_up_leaves_nothing_and_a_killed_one_is_replaced(here: Path) -> None:
+    def attempt() -> None:
+        with durable.fresh(here / "file") as file:
+            file.write(OLD)
+            raise KeyboardInterrupt
+
+    (here / "victim").write_bytes(OLD)
+    (here / ".file.new").symlink_to(here / "victim")
+    with pytest.raises(KeyboardInterrupt):
+        attempt()
+    assert (here / "victim").read_bytes() == OLD
+    assert [entry.name for entry in here.iterdir()] == ["victim"]

@@ -95,6 +95,12 @@ class KeyRefused(Refused):
     hint = "Nothing was read or changed. Move the file away, then set the key again."
 
 
+class BackupDamaged(Refused):
+    """A backup's files are not, or no longer, what was written when it was made."""
+
+    hint = "Don't remove anything on its word. Make a new backup, or restore another one."
+
+
 class NotConfirmed(Refused):
     """A question was answered with anything but yes, or there was nobody to ask."""
 

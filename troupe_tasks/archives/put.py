@@ -1,0 +1,66 @@
+"""Put an archive into a fresh sandbox, and prove inside that all of it is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from troupe_tasks.archives import inside
+from troupe_tasks.archives.disk import Hashed, opened, rehash
+from troupe_tasks.archives.model import FILES, FOLDERS, Archive, Manifest
+from troupe_tasks.archives.take import STALL_S
+from troupe_tasks.errors import BackupDamaged, SandboxFailed
+from troupe_tasks.sandbox.protocol import Sandboxes
+from troupe_tasks.text import line
+
+
+class _Said:
+    """The end of what the program inside says: why it ended as it did."""
+
+    def __init__(self) -> None:
+        self.last = b""
+
+    def write(self, data: bytes) -> int:
+        self.last = (self.last + data)[-1000:]
+        return len(data)
+
+
+def put(
+    driver: Sandboxes,
+    sandbox_id: str,
+    folder: Path,
+    archive: Archive,
+    *,
+    deadline_s: float,
+    stall_s: float = STALL_S,
+) -> Manifest:
+    """Replace all that a running sandbox has by an archive, and return what it has then: the archive's own manifest.
+
+    It can be run again after it was stopped at any moment. Raises BackupDamaged when the file is not what was
+    written, SandboxFailed when the inside can't take it or has something else afterwards.
+    """
+    part = archive.part(FILES)
+    if part is None:
+        raise BackupDamaged(f"{folder} has no {FILES}")
+    said = _Said()
+    with opened(folder, part) as file:
+        source = Hashed(file, folder / part.name, part)
+        done = driver.stream(
+            sandbox_id, inside.program("restore", *FOLDERS), deadline_s=deadline_s, stall_s=stall_s,
+            cap_bytes=part.bytes, source=cast("BinaryIO", source), sink=cast("BinaryIO", said),
+        )  # fmt: skip
+        if done.status != 0:
+            rehash(folder, archive)  # else whoever reads it would be blamed for a damaged file
+            raise SandboxFailed(
+                f"{sandbox_id} could not be filled from the archive", cause=line(said.last.strip(), 300)
+            )
+        source.prove()
+    found = inside.survey(driver, sandbox_id, deadline_s=deadline_s)
+    if not found.same(archive.manifest):
+        raise SandboxFailed(
+            f"{sandbox_id} does not hold what was archived",
+            cause=f"{found.files} of {archive.manifest.files} files, {found.folders} of "
+            f"{archive.manifest.folders} folders, {found.bytes} of {archive.manifest.bytes} bytes",
+            hint="The archive is whole. Run it again: it begins anew.",
+        )  # fmt: skip
+    return found

@@ -344,8 +344,11 @@ def clear(folder):
     """Remove everything in a folder, following no link, whatever the modes and however deep."""
     os.chdir(folder)
     os.chmod(b".", 0o700)
-    levels = [(b"", iter(os.listdir(b".")))]
+    levels, seen = [(b"", iter(os.listdir(b".")))], 0
     while levels:
+        seen += 1
+        if seen % 1000 == 0:
+            os.write(2, b".")  # so that the host does not take it for a standstill
         name = next(levels[-1][1], None)
         if name is None:
             gone = levels.pop()[0]

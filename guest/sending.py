@@ -95,9 +95,11 @@ class Scratch:
 
     def remove(self):
         """Remove it with all it has."""
-        if os.path.lexists(self.path):
+        if os.path.isdir(self.path) and not os.path.islink(self.path):
             shutil.rmtree(self.path)
-            self.keep_time()
+        elif os.path.lexists(self.path):
+            os.remove(self.path)
+        self.keep_time()
 
 
 def check_database(path, *statements):

@@ -72,6 +72,19 @@ class Signs:
         return mark in self.known
 
 
+class Alive:
+    """A byte on stderr now and then, so that the host does not take a long look for a standstill."""
+
+    last = time.monotonic()
+
+    @classmethod
+    def beat(cls):
+        """Say that work goes on."""
+        if time.monotonic() - cls.last > 2:
+            cls.last = time.monotonic()
+            os.write(2, b".")
+
+
 def walk(folder, gone):
     """Yield (path, name, status) of all there is, each while its own folder is the current one, in one fixed order.
 
@@ -92,6 +105,7 @@ def walk(folder, gone):
         if name == SCRATCH and len(levels) == 2:
             continue
         path = prefix + name
+        Alive.beat()
         try:
             status = os.lstat(name)
             if stat.S_ISDIR(status.st_mode):
@@ -189,19 +203,6 @@ class Content:
         if not size or self.runs == [(0, size)]:
             return data
         return f"{data}+{hashlib.sha256(repr(self.runs).encode()).hexdigest()}"
-
-
-class Alive:
-    """A byte on stderr now and then, so that the host does not take a long look at holes for a standstill."""
-
-    last = time.monotonic()
-
-    @classmethod
-    def beat(cls):
-        """Say that work goes on."""
-        if time.monotonic() - cls.last > 2:
-            cls.last = time.monotonic()
-            os.write(2, b".")
 
 
 def chunks(handle, runs, next_buffer):

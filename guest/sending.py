@@ -115,7 +115,7 @@ def check_database(path, *statements):
 
 def report_file(nonce):
     """Return where the report of a stream is kept until the host asks for it."""
-    return f"/tmp/troupe-archive-{nonce}.json"
+    return os.path.join(os.environ.get("TMPDIR", "/tmp"), f"troupe-archive-{nonce}.json")
 
 
 def reported(nonce, work):

@@ -25,7 +25,7 @@ class Plain:
 
     def __init__(self, root: Path) -> None:
         self.root, self.guest = root, root / "guest"
-        for name in ("state", "workspace"):
+        for name in ("state", "workspace", "tmp"):
             (root / name).mkdir(parents=True)
         shutil.copytree(ROOT / "guest", self.guest, ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -80,7 +80,8 @@ class Plain:
         stall_s: float | None = None,
     ) -> streaming.Pumped:
         pipe = subprocess.PIPE
-        child = process.spawn(self.words(argv), stdin=pipe, stdout=pipe, stderr=pipe)
+        env = {"TMPDIR": str(self.root / "tmp")}
+        child = process.spawn(self.words(argv), env=env, stdin=pipe, stdout=pipe, stderr=pipe)
         done = streaming.pump(
             child, source=source, sink=sink, cap_bytes=cap_bytes, deadline_s=deadline_s, stop_at_cap=stop_at_cap,
             stall_s=stall_s,

@@ -13,7 +13,7 @@ import sys
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
 
-from sending import Out, Scratch, check_database, reported, told
+from sending import SCRATCH, Out, Scratch, check_database, reported, told
 from tree import (
     BLOCK,
     CHUNK,
@@ -65,9 +65,13 @@ class Archive(Survey):
 
     def run(self, folders):
         """Write everything in the folders, then see whether any of it has changed since it was read."""
-        scratch = Scratch(folders[0])
+        databases = unfinished(os.path.join(folders[0], DATABASES))
+        # None without a need: whoever is killed between making it and undoing that leaves the folder another time.
+        left = os.path.lexists(os.path.join(folders[0], SCRATCH))
+        scratch = Scratch(folders[0]) if databases or left else None
         try:
-            self.settle(folders[0], scratch)
+            for name in databases:
+                self.settle(folders[0], scratch, name)
             super().run(folders)
             self.out.write(bytes(1024))
             self.out.end()
@@ -76,24 +80,21 @@ class Archive(Survey):
                     if not self.signs.same(path, status):
                         self.changed.add(path)
         finally:
-            scratch.remove()
+            if scratch is not None:
+                scratch.remove()
 
     def told(self):
         """Return what the host is told."""
         return {**super().told(), "raw": self.raw.told(), "stream": self.out.told()}
 
-    def settle(self, folder, scratch):
-        """Have a whole copy of each database of Hermes that is in two files now; the agent's own are left alone."""
-        home = os.path.join(folder, DATABASES)
-        for name in sorted(os.listdir(home)) if os.path.isdir(home) else []:
-            if not name.endswith(b".db") or not has_side(home, name):
-                continue
-            path = b"/".join((os.path.basename(folder), DATABASES, name))
-            try:
-                self.stand_ins[path] = whole_database(scratch.path, home, name)
-                self.unneeded |= {path + side for side in (b"-wal", b"-shm", b"-journal")}
-            except (OSError, ValueError) as error:  # its files as they are hold the same: nothing is lost
-                self.raw.add(path, str(error))
+    def settle(self, folder, scratch, name):
+        """Have a whole copy of a database of Hermes that is in two files now."""
+        path = b"/".join((os.path.basename(folder), DATABASES, name))
+        try:
+            self.stand_ins[path] = whole_database(scratch.path, os.path.join(folder, DATABASES), name)
+            self.unneeded |= {path + side for side in (b"-wal", b"-shm", b"-journal")}
+        except (OSError, ValueError) as error:  # its files as they are hold the same: nothing is lost
+            self.raw.add(path, str(error))
 
     def entry(self, path, name, status):
         """Write one entry."""
@@ -190,6 +191,12 @@ class Archive(Survey):
             kind, name, status, mode=stat.S_IMODE(status.st_mode), link=link,
             size=size if size < USTAR_SIZE else 0, time_s=0 if before else min(seconds, USTAR_SIZE - 1),
         ))  # fmt: skip
+
+
+def unfinished(home):
+    """Return the names of Hermes's databases that are in two files now; the agent's own are left alone."""
+    names = sorted(os.listdir(home)) if os.path.isdir(home) else []
+    return [name for name in names if name.endswith(b".db") and has_side(home, name)]
 
 
 def has_side(home, name):

@@ -74,7 +74,7 @@ class Archive(Survey):
                 self.settle(folders[0], scratch, name)
             super().run(folders)
             self.out.write(bytes(1024))
-            self.out.end()
+            self.out.flush()
             for folder in folders:
                 for path, _name, status in walk(folder, self.changed.add):
                     if not self.signs.same(path, status):
@@ -118,12 +118,12 @@ class Archive(Survey):
         """Write a file's content, without its holes where that pays."""
         content = Content()
         if size <= CHUNK:
-            count = next(chunks(handle, [(0, size)], self.own_buffer), (0, None, 0))[2]
+            count = next(chunks(handle, [(0, size)], self.buffer), (0, None, 0))[2]
             runs = data_runs(self.buffer, count)
             if count == size and size - sum(end - begin for begin, end in runs) < WORTH:
                 content.add(0, self.buffer, count)
                 self.write(b"0", path, status, size=size, xattrs=found)
-                self.out.write(self.buffer[:count])
+                self.out.write(memoryview(self.buffer)[:count])
                 self.out.write(bytes(-size % 512))
                 self.note_file(path, status, size, content, found)
                 return
@@ -140,9 +140,9 @@ class Archive(Survey):
             self.write(b"0", path, status, size=len(text) + total, xattrs=found, real_size=size)
             self.out.write(text)
         missing = total
-        for offset, buffer, count in chunks(handle, runs, self.out.buffer):
+        for offset, buffer, count in chunks(handle, runs, self.buffer):
             content.add(offset, buffer, count)
-            self.out.lend(buffer, count)
+            self.out.write(memoryview(buffer)[:count])
             missing -= count
         while missing:  # it became shorter: said by its sign, and the archive stays readable
             missing -= (count := min(missing, CHUNK))
@@ -158,7 +158,7 @@ class Archive(Survey):
         if runs != [(0, size)] or empty * 8 < PROBES:  # few holes cost less than reading the file twice
             return runs
         found = []
-        for offset, buffer, count in chunks(handle, runs, self.own_buffer):
+        for offset, buffer, count in chunks(handle, runs, self.buffer):
             for begin, end in data_runs(buffer, count):
                 extend(found, offset + begin, offset + end)
         return found

@@ -15,7 +15,7 @@ import zlib
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
 
-from sending import CHUNK, Out, Scratch, check_database, reported
+from sending import CHUNK, Out, Scratch, check_database, reported, room
 
 COMPLETE = b"Backup complete:"
 
@@ -56,9 +56,10 @@ def back_up(folder, words):
         prove(path, scratch.path)
         out = Out()
         with open(path, "rb", buffering=0) as file:
-            while count := file.readinto(buffer := out.buffer()):
-                out.lend(buffer, count)
-        out.end()
+            buffer = room()
+            while count := file.readinto(buffer):
+                out.write(memoryview(buffer)[:count])
+        out.flush()
         return {"stream": out.told()}
     finally:
         scratch.remove()

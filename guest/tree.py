@@ -10,10 +10,10 @@ import os
 import stat
 import time
 
-from sending import CHUNK, SCRATCH
+from sending import CHUNK, SCRATCH, room
 
 BLOCK = 4096
-ZERO_BLOCK, ZERO_CHUNK = bytes(BLOCK), bytes(CHUNK)
+ZERO_BLOCK = bytes(BLOCK)
 NAMES_TOLD = 20
 
 
@@ -163,15 +163,13 @@ def xattrs_of(target):
 
 def data_runs(buffer, count):
     """Return the runs of blocks that are not all zero; a block that is cut short by the end counts as data."""
-    if buffer.find(ZERO_BLOCK, 0, count) < 0:
-        return [(0, count)] if count else []
-    if count == CHUNK and buffer == ZERO_CHUNK:
-        return []
-    runs = []
-    for begin in range(0, count, BLOCK):
-        end = min(begin + BLOCK, count)
-        if buffer[begin:end] != ZERO_BLOCK:
-            extend(runs, begin, end)
+    runs, data = [], 0
+    for number, first in enumerate(buffer[:count:BLOCK]):  # few blocks that begin with a zero are not all zero
+        begin = number * BLOCK
+        if not first and buffer[begin : min(begin + BLOCK, count)] == ZERO_BLOCK:
+            extend(runs, data, begin)
+            data = begin + BLOCK
+    extend(runs, data, count)
     return runs
 
 
@@ -205,12 +203,11 @@ class Content:
         return f"{data}+{hashlib.sha256(repr(self.runs).encode()).hexdigest()}"
 
 
-def chunks(handle, runs, next_buffer):
+def chunks(handle, runs, buffer):
     """Yield (offset, buffer, count) of a file's runs, in order; the last count is 0 when the file became shorter."""
     for begin, end in runs:
         offset = begin
         while offset < end:
-            buffer = next_buffer()
             count = _fill(handle, buffer, offset, min(CHUNK, end - offset))
             yield offset, buffer, count
             if not count:
@@ -253,7 +250,7 @@ class Survey:
 
     def __init__(self):
         """Start with nothing seen."""
-        self.hash, self.buffer, self.first_names = hashlib.sha256(), bytearray(CHUNK), {}
+        self.hash, self.buffer, self.first_names = hashlib.sha256(), room(), {}
         self.counts = dict.fromkeys(("files", "folders", "links", "pipes", "bytes"), 0)
         self.left_out, self.changed = Counted(), Counted()
 
@@ -314,14 +311,10 @@ class Survey:
         finally:
             os.close(handle)
 
-    def own_buffer(self):
-        """Return the one buffer that is used again and again."""
-        return self.buffer
-
     def read(self, handle, path, status, size, found):
         """Read an open file's content, which is that of path."""
         content = Content()
-        for offset, buffer, count in chunks(handle, kernels_runs(handle, status), self.own_buffer):
+        for offset, buffer, count in chunks(handle, kernels_runs(handle, status), self.buffer):
             content.add(offset, buffer, count)
         self.note_file(path, status, size, content, found)
 

@@ -37,7 +37,7 @@ ROOT = os.geteuid() == 0
 NONE: dict[str, object] = {"count": 0, "first": []}
 REPORT = {
     "digest": "0" * 64, "files": 1, "folders": 1, "links": 0, "pipes": 0, "bytes": 1, "left_out": NONE, "changed": NONE,
-    "raw": NONE, "stream": {"bytes": 5, "sha256": hashlib.sha256(b"hello").hexdigest()},
+    "raw": NONE, "stream": {"bytes": 5, "sample": hashlib.sha256(b"hello").hexdigest()},
 }  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def test_a_stream_that_is_not_what_it_should_be(
         json.dumps({**REPORT, "more": 1}),
         json.dumps({**REPORT, "left_out": {"count": 1, "first": ["x" * 400]}}),
         json.dumps({**REPORT, "left_out": {"count": 99, "first": ["x"] * 99}}),
-        json.dumps({**REPORT, "stream": {"bytes": 1 << 70, "sha256": "0" * 64}}),
+        json.dumps({**REPORT, "stream": {"bytes": 1 << 70, "sample": "0" * 64}}),
     ],
 )  # fmt: skip
 def test_a_report_that_is_not_in_its_form(plain: Plain, tmp_path: Path, report: str) -> None:

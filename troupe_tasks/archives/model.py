@@ -50,10 +50,10 @@ class Manifest(_Frozen):
 
 
 class Sent(_Frozen):
-    """What the inside says it has sent."""
+    """What the inside says it has sent: how much, and the SHA-256 of samples of it."""
 
     bytes: Count
-    sha256: Digest
+    sample: Digest
 
 
 class Surveyed(Manifest):

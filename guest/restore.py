@@ -1,67 +1,35 @@
 """Put an archive of archive.py, on stdin, into the agent's folders, which are emptied first: restore.py FOLDER...
 
 Nothing outside of the folders is made, and no link is followed: each member's folder is entered by its names, one by
-one. It can be run again after it was stopped at any moment. Everything is synced before it ends. It runs inside the
-sandbox, as the agent's own user, on the image's Python.
+one. It can be run again after it was stopped at any moment. All that its kernel knows is synced before it ends; put.py
+sees to the rest. It runs inside the sandbox, as the agent's own user, on the image's Python.
 """
 
 import io
 import os
-import queue
 import stat
 import sys
-import threading
 
-CHUNK = 1 << 20
-BLOCK = 4096
-ZERO_BLOCK = bytes(BLOCK)
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
+
+from sending import CHUNK, room
+from tree import BLOCK, data_runs
+
 HEADER_CAP = 64 << 20
 TAIL_CAP = 65536  # tar fills its last record up with zeros
-SYNCERS = 16
 
 
 class Damaged(Exception):
     """What came is not an archive of ours, or not all of it."""
 
 
-class Syncer:
-    """Threads that sync and close files: the disk makes many syncs at once in little more than the time of one."""
-
-    def __init__(self):
-        """Start them."""
-        self.todo, self.errors = queue.Queue(2 * SYNCERS), []
-        self.threads = [threading.Thread(target=self.work, daemon=True) for _ in range(SYNCERS)]
-        for thread in self.threads:
-            thread.start()
-
-    def work(self):
-        """Take files until there are no more."""
-        while (handle := self.todo.get()) is not None:
-            try:
-                os.fsync(handle)
-            except OSError as error:
-                self.errors.append(error)
-            finally:
-                os.close(handle)
-
-    def end(self):
-        """Wait for all of them; raise the first error."""
-        for _thread in self.threads:
-            self.todo.put(None)
-        for thread in self.threads:
-            thread.join()
-        if self.errors:
-            raise self.errors[0]
-
-
 class Place:
     """The current folder, by its path in the archive; leaving a folder gives it its mode and time."""
 
-    def __init__(self, folders, syncer):
+    def __init__(self, folders):
         """Know the folders that an archive may hold."""
         self.tops = {os.path.basename(folder): folder for folder in folders}
-        self.path, self.pending, self.syncer = [], [], syncer
-        self.tight = []
+        self.path, self.pending, self.tight = [], [], []
 
     def enter(self, names):
         """Make the folder with this path the current one: below the one we are in, or above it."""
@@ -85,13 +53,11 @@ class Place:
         """Finish the current folder and go up."""
         mode, mtime_ns = self.pending.pop()
         name = self.path.pop()
-        handle = os.open(b".", os.O_RDONLY | os.O_DIRECTORY)
-        os.utime(handle, ns=(mtime_ns, mtime_ns))
+        os.utime(b".", ns=(mtime_ns, mtime_ns))
         if mode & 0o700 == 0o700:
-            os.fchmod(handle, mode)
+            os.chmod(b".", mode)
         else:  # its files may have further names, which are made later
             self.tight.append(([*self.path, name], mode))
-        self.syncer.todo.put(handle)
         if self.path:
             os.chdir(b"..")
 
@@ -102,7 +68,7 @@ class Place:
         for names, mode in sorted(self.tight, key=lambda one: -len(one[0])):
             handle = self.open(names)
             os.fchmod(handle, mode)
-            self.syncer.todo.put(handle)
+            os.close(handle)
 
     def open(self, names):
         """Return a folder opened, each of its names entered without following a link."""
@@ -168,7 +134,7 @@ class Source:
     def __init__(self):
         """Read in large pieces."""
         self.file = io.BufferedReader(io.FileIO(0, closefd=False), CHUNK)
-        self.buffer = bytearray(CHUNK)
+        self.buffer = room()
 
     def exactly(self, size):
         """Return so many bytes, or raise Damaged."""
@@ -226,11 +192,10 @@ class Restore:
 
     def __init__(self, folders):
         """Take the folders that it may fill."""
-        self.source, self.syncer = Source(), Syncer()
-        self.place = Place(folders, self.syncer)
+        self.source, self.place = Source(), Place(folders)
 
     def run(self):
-        """Put in every member, and wait until all is on the disk."""
+        """Put in every member."""
         for member in self.source.members():
             names = self.place.split(member.path.removesuffix(b"/") if member.kind == b"5" else member.path)
             if member.kind == b"5":
@@ -240,7 +205,7 @@ class Restore:
                 self.place.enter(names[:-1])
                 self.put(member, names[-1])
         self.place.finish()
-        self.syncer.end()
+        os.sync()
 
     def put(self, member, name):
         """Make anything but a folder in the current one."""
@@ -275,10 +240,8 @@ class Restore:
             if member.mode != 0o600:
                 os.fchmod(handle, member.mode)
             os.utime(handle, ns=(member.mtime_ns, member.mtime_ns))
-        except BaseException:
+        finally:
             os.close(handle)
-            raise
-        self.syncer.todo.put(handle)
 
     def data(self, member, handle):
         """Write a file's data, each run at its place."""
@@ -314,17 +277,8 @@ class Restore:
 
 def write_runs(handle, offset, buffer, count):
     """Write a buffer's blocks but those that are all zero."""
-    if buffer.find(ZERO_BLOCK, 0, count) < 0:
-        write(handle, memoryview(buffer)[:count], offset)
-        return
-    begin = None
-    for here in [*range(0, count, BLOCK), count]:
-        zero = here == count or buffer[here : here + BLOCK][: count - here] == ZERO_BLOCK
-        if not zero and begin is None:
-            begin = here
-        elif zero and begin is not None:
-            write(handle, memoryview(buffer)[begin:here], offset + begin)
-            begin = None
+    for begin, end in data_runs(buffer, count):
+        write(handle, memoryview(buffer)[begin:end], offset + begin)
 
 
 def write(handle, data, offset=0):

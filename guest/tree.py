@@ -164,7 +164,7 @@ def xattrs_of(target):
 def data_runs(buffer, count):
     """Return the runs of blocks that are not all zero; a block that is cut short by the end counts as data."""
     runs, data = [], 0
-    for number, first in enumerate(buffer[:count:BLOCK]):  # few blocks that begin with a zero are not all zero
+    for number, first in enumerate(buffer[:count:BLOCK]):  # hardly a block begins with a zero but those
         begin = number * BLOCK
         if not first and buffer[begin : min(begin + BLOCK, count)] == ZERO_BLOCK:
             extend(runs, data, begin)

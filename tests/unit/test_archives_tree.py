@@ -251,7 +251,13 @@ def test_nothing_gets_out_of_the_folders(tmp_path: Path, members: list[tuple[str
     (plain.root / "secret").write_text("kept")
     done = restore(plain, tar(*members))
     assert done.returncode == 1
-    assert sorted(entry.name for entry in plain.root.iterdir()) == ["guest", "secret", "state", "tmp", "workspace"]
+    assert sorted(entry.name for entry in plain.root.iterdir()) == [
+        "guest",
+        "secret",
+        "state",
+        "tmp",
+        "workspace",
+    ]
     assert (plain.root / "secret").stat().st_nlink == 1
 
 

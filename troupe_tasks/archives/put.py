@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from troupe_tasks import process
 from troupe_tasks.archives import inside
 from troupe_tasks.archives.disk import Hashed, opened, rehash
 from troupe_tasks.archives.model import FILES, FOLDERS, Archive, Manifest
@@ -55,6 +56,9 @@ def put(
                 f"{sandbox_id} could not be filled from the archive", cause=line(said.last.strip(), 300)
             )
         source.prove()
+    # The program inside has synced what its kernel still knew: gVisor forgets the files that it has closed, and their
+    # last bytes are the host kernel's to write. One sync of all takes less than one for each file.
+    process.run(["sync"], deadline_s=deadline_s)
     found = inside.survey(driver, sandbox_id, deadline_s=deadline_s)
     if not found.same(archive.manifest):
         raise SandboxFailed(

@@ -23,7 +23,7 @@ from troupe_tasks.archives.take import take
 from troupe_tasks.errors import SandboxFailed
 from troupe_tasks.sandbox.protocol import Isolation, Sizes, State
 
-SIZES = Sizes(cpus=1, memory_mib=512, storage_mib=512, processes=64, open_files=256)
+SIZES = Sizes(cpus=2, memory_mib=512, storage_mib=512, processes=64, open_files=256)
 CODE = Path(everything.__file__).read_text(encoding="utf-8")
 HERMES = ("/opt/hermes/bin/hermes", "backup", "-o", "{file}")
 MIB = 1 << 20

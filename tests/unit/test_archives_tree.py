@@ -200,7 +200,7 @@ def grow(folder: bytes, tree: object) -> None:
         os.utime(path, ns=(0, time_ns), follow_symlinks=False)
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(tree=trees)
 def test_any_tree_comes_back(tmp_path_factory: pytest.TempPathFactory, tree: object) -> None:
     place = tmp_path_factory.mktemp("tree")

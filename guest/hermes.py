@@ -51,7 +51,7 @@ def back_up(folder, words):
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
         )
         if done.returncode != 0 or COMPLETE not in done.stdout:
-            said = done.stdout.decode("utf-8", "backslashreplace").strip()[-300:]
+            said = " ".join(done.stdout.decode("utf-8", "backslashreplace").split())[-300:]
             raise ValueError(f"Hermes's own backup is not complete (status {done.returncode}): {said}")
         prove(path, scratch.path)
         out = Out()

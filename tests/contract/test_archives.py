@@ -18,7 +18,7 @@ from tests.contract.conftest import House
 from tests.contract.test_sandbox import state
 from troupe_tasks.archives import disk, inside
 from troupe_tasks.archives.model import FOLDERS, Archive
-from troupe_tasks.archives.put import put
+from troupe_tasks.archives.put import keep, put
 from troupe_tasks.archives.take import take
 from troupe_tasks.errors import SandboxFailed
 from troupe_tasks.sandbox.protocol import Isolation, Sizes, State
@@ -99,6 +99,7 @@ def test_everything_comes_back_in_another_sandbox(house: House, fresh: Fresh, tm
     house.driver.remove(old)
 
     assert put(house.driver, new, tmp_path / "backup", archive, deadline_s=120).same(archive.manifest)
+    keep(house.driver, new, deadline_s=120)
     if (house.paths.sandbox(new) / "disk.ext4").exists():
         (tmp_path / "cut").mkdir()
         there = after_a_power_cut(house, new, tmp_path / "cut")

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from troupe_tasks import durable
 from troupe_tasks.archives.model import FILES, HERMES, Archive, Part
-from troupe_tasks.errors import BackupDamaged
+from troupe_tasks.errors import BackupDamaged, StateUnreadable
 
 RECORD = "archive.json"
 _CHUNK = 1 << 20
@@ -27,6 +27,8 @@ def load(folder: Path) -> Archive:
         return Archive.model_validate_json(durable.read_private(folder / RECORD, _RECORD_CAP))
     except FileNotFoundError:
         raise BackupDamaged(f"{folder} holds no whole backup", cause=f"it has no {RECORD}") from None
+    except StateUnreadable as error:
+        raise BackupDamaged(error.what, cause=error.cause) from error
     except ValidationError as error:
         cause = str(error.errors(include_input=False, include_url=False)[0]["msg"])
         raise BackupDamaged(f"{folder / RECORD} does not read", cause=cause) from None

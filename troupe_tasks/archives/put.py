@@ -37,8 +37,8 @@ def put(
 ) -> Manifest:
     """Replace all that a running sandbox has by an archive, and return what it has then: the archive's own manifest.
 
-    It can be run again after it was stopped at any moment. Raises BackupDamaged when the file is not what was
-    written, SandboxFailed when the inside can't take it or has something else afterwards.
+    It can be run again after it was stopped at any moment; after keep() it outlives a power cut. Raises BackupDamaged
+    when the file is not what was written, SandboxFailed when the inside can't take it or has something else afterwards.
     """
     part = archive.part(FILES)
     if part is None:
@@ -56,9 +56,6 @@ def put(
                 f"{sandbox_id} could not be filled from the archive", cause=line(said.last.strip(), 300)
             )
         source.prove()
-    # The program inside has synced what its kernel still knew: gVisor forgets the files that it has closed, and their
-    # last bytes are the host kernel's to write. One sync of all takes less than one for each file.
-    process.run(["sync"], deadline_s=deadline_s)
     found = inside.survey(driver, sandbox_id, deadline_s=deadline_s)
     if not found.same(archive.manifest):
         raise SandboxFailed(
@@ -68,3 +65,15 @@ def put(
             hint="The archive is whole. Run it again: it begins anew.",
         )  # fmt: skip
     return found
+
+
+def keep(driver: Sandboxes, sandbox_id: str, *, deadline_s: float) -> None:
+    """Have all that a running sandbox holds outlive a power cut. Raises SandboxFailed, ToolTimeout.
+
+    Its own kernel comes first, then this machine's: gVisor forgets the files that it has closed, and their last bytes
+    are the host kernel's to write. It may wait for what others write, so it is for when something else is about to go.
+    """
+    ran = driver.run(sandbox_id, ["/usr/bin/sync"], cwd="/", deadline_s=deadline_s)
+    if ran.status != 0:
+        raise SandboxFailed(f"{sandbox_id} could not sync its disk", cause=line(ran.stderr, 300))
+    process.run(["sync"], deadline_s=deadline_s)

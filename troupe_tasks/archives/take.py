@@ -89,10 +89,7 @@ def take(
     own: list[Part] = []
     try:
         if hermes:  # first: Hermes touches its own files
-            zipped, _report = job.part(
-                HERMES, lambda nonce: inside.program("hermes", nonce, FOLDERS[0], *hermes), Report, cap_bytes
-            )  # fmt: skip
-            own.append(zipped)
+            own += job.hermes(hermes, cap_bytes)
         left = cap_bytes - sum(part.bytes for part in own)
         part, report = job.part(
             FILES, lambda nonce: inside.program("archive", "files", nonce, *FOLDERS), FilesReport, left
@@ -119,6 +116,17 @@ class _Job:
     deadline_s: float
     stall_s: float
     told: Told
+
+    def hermes(self, words: Sequence[str], cap_bytes: int) -> list[Part]:
+        """Stream Hermes's own backup; without one the archive is as whole, since everything is in the files' part."""
+        try:
+            zipped, _report = self.part(
+                HERMES, lambda nonce: inside.program("hermes", nonce, FOLDERS[0], *words), Report, cap_bytes
+            )  # fmt: skip
+        except SandboxFailed as error:
+            self.told(f"going on without Hermes's own backup: {error.cause or error.what}")
+            return []
+        return [zipped]
 
     def part(
         self, name: str, argv: Callable[[str], Sequence[str]], form: type[_Report], cap_bytes: int

@@ -66,7 +66,7 @@ def _prepare(paths: Paths, kits: Path, *, stock: Paths) -> None:
 
 def share(built: image.Image, kit: Kit, paths: Paths) -> None:
     """Give a version of a kit the image that there is, by links, so that none is built for it."""
-    home = paths.images / f"{kit.name}-{kit.version}-{built.digest[:16]}"
+    home = paths.images / f"{kit.name}-{built.digest[:16]}"
     shutil.copytree(built.path.parent, home, symlinks=True, copy_function=os.link)
 
 

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def rehearsal_files(soul: bytes | None = None) -> tuple[StateFile, ...]:
 
 def test_the_agents_files_are_private_and_hold_the_stand_in_once() -> None:
     files = rehearsal_files()
-    assert {file.mode for file in files} == {0o600}
+    assert {file.mode & 0o077 for file in files} == {0}
     assert [file.path for file in files if b"sk-1" in file.data] == ["hermes/.env"]
     assert b'"ver": "0.19.0"' in files[2].data
 
@@ -94,9 +95,11 @@ def test_the_archive_unpacks_with_its_modes_over_an_older_one(tmp_path: Path) ->
     assert (tmp_path / "home").is_dir()
 
 
-def test_the_archive_is_the_same_each_time() -> None:
+def test_the_archive_lies_below_the_state_and_is_of_today() -> None:
     files = rehearsal_files()
-    assert compose.archive(files) == compose.archive(files)
+    with tarfile.open(fileobj=io.BytesIO(compose.archive(files))) as tar:
+        # Hermes leaves files from before 1980 out of its backups, and calls them complete all the same.
+        assert all(abs(entry.mtime - time.time()) < 3600 for entry in tar.getmembers())
     with tarfile.open(fileobj=io.BytesIO(compose.archive(files))) as tar:
         assert all(not name.startswith(("/", "..")) for name in tar.getnames())
 

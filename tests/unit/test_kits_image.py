@@ -87,7 +87,21 @@ def test_an_image_is_built_once(programs: Programs, kit: Kit, paths: Paths) -> N
     assert build(kit, paths) == first
     assert len(programs.calls) == count
     assert image.find_image(kit, paths) == first
-    assert first.path == paths.images / f"hermes-{kit.version}-{first.digest[:16]}" / "rootfs"
+    assert first.path == paths.images / f"hermes-{first.digest[:16]}" / "rootfs"
+
+
+def test_an_image_goes_only_when_no_kit_in_use_has_the_same(
+    programs: Programs, kit: Kit, paths: Paths
+) -> None:
+    built = build(kit, paths)
+    twin = kit.model_copy(update={"version": "9.9.9"})
+    assert not image.remove_unused(kit, paths, used_by=[twin])
+    assert built.path.is_dir()
+    other = kit.model_copy(update={"image": kit.image.model_copy(update={"packages": ("git",)})})
+    assert image.remove_unused(kit, paths, used_by=[other])
+    assert not built.path.exists()
+    assert list(paths.images.iterdir()) == []
+    assert not image.remove_unused(kit, paths, used_by=[])
 
 
 def test_the_image_has_what_a_sandbox_mounts_and_no_set_user_bit(

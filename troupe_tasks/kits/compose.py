@@ -6,9 +6,12 @@ import io
 import json
 import secrets
 import tarfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
+from troupe_tasks.kits import seeds
 from troupe_tasks.kits.model import Kit, Model
 from troupe_tasks.sandbox.protocol import EGRESS_DIR
 
@@ -30,7 +33,7 @@ UNPACK = ("tar", "--extract", "--file=-", f"--directory={STATE}", "--no-same-own
 
 # Spares the package index a question at each start: the version is pinned, the answer would be unused.
 _UPDATE_CHECK = b'{"ts": 9999999999, "rev": null, "ver": "%s", "behind": 0}\n'
-_FOLDERS = (("hermes", 0o700), ("home", 0o700))
+_FOLDERS = ("hermes", "home")
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def state_files(
         StateFile("hermes/.env", lines.encode()),
         StateFile("hermes/SOUL.md", persona),
         StateFile("hermes/.update_check", _UPDATE_CHECK % hermes_version(kit).encode()),
+        *(StateFile(f"hermes/{seed.path}", seed.data, seed.mode) for seed in seeds.read(kit.folder)),
     ]
     if settings is not None and kit.model is not None:
         files.append(StateFile("hermes/config.yaml", _model(kit, kit.model, settings)))
@@ -89,17 +93,24 @@ def hermes_version(kit: Kit) -> str:
     raise ValueError(f"{kit.file('requirements.lock')} pins no hermes-agent")
 
 
-def archive(files: Iterable[StateFile]) -> bytes:
+def _above(path: str) -> Iterable[str]:
+    return (str(folder) for folder in PurePosixPath(path).parents if folder.name)
+
+
+def archive(files: Sequence[StateFile]) -> bytes:
     """Return a tar archive of the files and their folders, for UNPACK."""
-    buffer = io.BytesIO()
+    buffer, now = (
+        io.BytesIO(),
+        int(time.time()),
+    )  # Hermes leaves files from before 1980 out of its own backups
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, mode in _FOLDERS:
+        for name in sorted({*_FOLDERS, *(above for file in files for above in _above(file.path))}):
             folder = tarfile.TarInfo(name)
-            folder.type, folder.mode = tarfile.DIRTYPE, mode
+            folder.type, folder.mode, folder.mtime = tarfile.DIRTYPE, 0o700, now
             tar.addfile(folder)
         for file in files:
             entry = tarfile.TarInfo(file.path)
-            entry.size, entry.mode = len(file.data), file.mode
+            entry.size, entry.mode, entry.mtime = len(file.data), file.mode, now
             tar.addfile(entry, io.BytesIO(file.data))
     return buffer.getvalue()
 

@@ -18,7 +18,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +91,22 @@ def ensure_image(kit: Kit, paths: Paths, progress: Progress, *, source: apt.Mirr
     return found
 
 
+def remove_unused(kit: Kit, paths: Paths, *, used_by: Iterable[Kit]) -> bool:
+    """Remove a kit version's image unless one of the kits in use has the same, and tell whether it was removed."""
+    digest = inputs_digest(kit)
+    with locks.named(paths, f"image-{kit.name}", wait_s=_DEBIAN_DEADLINE_S + _PIP_DEADLINE_S):
+        if any(used.name == kit.name and inputs_digest(used) == digest for used in used_by):
+            return False
+        home = _home(kit, paths, digest)
+        if not home.is_dir():
+            return False
+        dying = paths.images / f".removing-{kit.name}"
+        durable.remove_tree(dying)
+        durable.rename(home, dying)  # a half image is never seen
+        durable.remove_tree(dying)
+        return True
+
+
 def inputs_digest(kit: Kit) -> str:
     """Return the digest of everything that an image of this kit is made from."""
     total = hashlib.sha256(f"recipe {_RECIPE}\n{kit.image.model_dump_json()}\n".encode())
@@ -102,7 +118,7 @@ def inputs_digest(kit: Kit) -> str:
 
 
 def _home(kit: Kit, paths: Paths, digest: str) -> Path:
-    return paths.images / f"{kit.name}-{kit.version}-{digest[:16]}"
+    return paths.images / f"{kit.name}-{digest[:16]}"
 
 
 @contextmanager

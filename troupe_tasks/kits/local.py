@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from troupe_tasks import resources, strict
 from troupe_tasks.errors import NotReady, UsageError
+from troupe_tasks.kits import seeds
 from troupe_tasks.kits.model import Kit
 from troupe_tasks.kits.services import Service, Services
 from troupe_tasks.text import line
@@ -40,10 +41,13 @@ def read(folder: Path, *, name: str) -> Kit:
             values = tomllib.loads(file.read(_CAP_BYTES).decode())
         services = _services(folder / "services.json")
         kit = Kit.model_validate({**values, "services": services, "folder": folder})
+        seeds.read(folder)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _unusable(source, line(str(error))) from error
     except ValidationError as error:
         raise _unusable(source, strict.complaint(error)) from error
+    except ValueError as error:
+        raise _unusable(source, line(str(error))) from error
     if kit.name != name:
         raise _unusable(source, f"it calls itself {kit.name}, and {line(name, 60)} was asked for")
     return kit

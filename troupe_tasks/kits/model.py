@@ -49,12 +49,14 @@ class EgressHost(_Part):
 
 
 class Commands(_Part):
-    """How the agent is run inside; `{message}` and `{usage}` are replaced in their own argument."""
+    """How the agent is run inside; `{message}`, `{usage}` and `{file}` are replaced in their own argument."""
 
     chat: _Words
     turn: _Words
     self_test: _Words
     gateway: _Words
+    backup: tuple[_Line, ...] = Field(default=(), max_length=20, strict=False)
+    """How it backs itself up into {file}; empty where it can't."""
 
 
 class Model(_Part):

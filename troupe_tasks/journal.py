@@ -3,12 +3,14 @@
 An agent's receipts are numbered files, each holding the digest of the one before it. An operation starts with
 a `begin` receipt and ends with an `end`; between them stands one receipt a finished step. Run the command
 again after any interruption and it goes on after the last receipt, so every step must be safe to run twice.
+An operation that is refused before it has changed anything ends with `abandoned`: it keeps nothing else out.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
@@ -16,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from troupe_tasks import durable
-from troupe_tasks.errors import Tampered, Unfinished
+from troupe_tasks.errors import DiskFull, Tampered, TroupeError, Unfinished
 from troupe_tasks.paths import Paths
 
 BEGIN, END, ABANDONED = "begin", "end", "abandoned"
@@ -55,6 +57,9 @@ class Step(Generic[Job]):
     name: str
     do: Callable[[Job, Mapping[str, Decided]], Decided]
     doing: str  # shown to the person, e.g. "making the sandbox"
+    only_looks: bool = (
+        False  # when it fails nothing has been changed: an operation that ends in it never began
+    )
 
 
 @dataclass(frozen=True)
@@ -197,7 +202,15 @@ def perform(
             continue
         told(step)
         reached(f"{opened.operation}/{step.name}/before")
-        decided = step.do(job, done)
+        try:
+            decided = step.do(job, done)
+        except TroupeError:
+            if step.only_looks and all(other.only_looks for other in steps if other.name in done):
+                with suppress(DiskFull):  # then the person hears of what stood in the way first
+                    journal.write(
+                        opened.operation, ABANDONED, {"by": f"{opened.operation}, which was refused"}
+                    )
+            raise
         reached(f"{opened.operation}/{step.name}/done")
         journal.write(opened.operation, step.name, decided)
         done[step.name] = decided

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from troupe_tasks import journal as journal_module
-from troupe_tasks.errors import DiskFull, StateUnreadable, Tampered, Unfinished
+from troupe_tasks.errors import DiskFull, Refused, StateUnreadable, Tampered, Unfinished
 from troupe_tasks.journal import Decided, Journal, Step, perform
 from troupe_tasks.paths import Paths
 
@@ -181,6 +182,35 @@ def test_steps_of_an_abandoned_run_are_done_again(paths: Paths) -> None:
     journal.open("delete", inputs={}, finish="x", supersedes=True)
     journal.write("delete", journal_module.END, {})
     assert journal.open("create", inputs=INPUTS, finish=FINISH).done == {}
+
+
+def refused(_job: None, _done: Mapping[str, Decided]) -> Decided:
+    raise Refused("no room")
+
+
+def test_an_operation_that_was_refused_before_it_changed_anything_keeps_nothing_out(paths: Paths) -> None:
+    log: list[str] = []
+    looks = [replace(step, only_looks=True) for step in steps_named("look", "look-again", log=log)]
+    looks[1] = replace(looks[1], do=refused)
+    journal = Journal(paths, "a")
+    opened = journal.open("resize", inputs={}, finish="again")
+    with pytest.raises(Refused):
+        perform(journal, opened, None, [*looks, *steps_named("do", log=log)])
+    assert Journal(paths, "a").unfinished() is None
+    assert log == ["look"]
+
+
+def test_an_operation_that_failed_after_it_changed_something_is_unfinished(paths: Paths) -> None:
+    log: list[str] = []
+    (look,) = steps_named("look", log=log)
+    late = Step("late", refused, "looking too late", only_looks=True)
+    journal = Journal(paths, "a")
+    opened = journal.open("resize", inputs={}, finish="again")
+    with pytest.raises(Refused):
+        perform(journal, opened, None, [replace(look, only_looks=True), *steps_named("do", log=log), late])
+    left = Journal(paths, "a").unfinished()
+    assert left is not None
+    assert list(left.done) == ["look", "do"]
 
 
 @pytest.mark.parametrize("victim", range(4))

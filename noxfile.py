@@ -146,7 +146,7 @@ def contract(session: nox.Session) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """Run real agents in real sandboxes through their whole life."""
-    tests(session, "tests/integration", "-q", "--durations=10", *SIDE_BY_SIDE)
+    tests(session, "tests/integration", "-q", "-m", "not chaos", "--durations=10", *SIDE_BY_SIDE)
 
 
 @nox.session

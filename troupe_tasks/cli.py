@@ -60,7 +60,9 @@ def _command(argv: Sequence[str], namespace: Collection) -> tuple[str, Sequence[
         if len(argv) > 1 and argv[1] in known:
             return f"{first}.{argv[1]}", argv[2:]
         usual = namespace.collections[first].default
-        if usual and (len(argv) == 1 or argv[1].startswith("-")):
+        if usual and (
+            len(argv) == 1 or argv[1].startswith("-") or _takes_words(namespace[f"{first}.{usual}"])
+        ):
             return f"{first}.{usual}", argv[1:]
         raise UsageError(f"troupe {first} needs one of: {', '.join(known)}")
     from difflib import get_close_matches
@@ -68,6 +70,10 @@ def _command(argv: Sequence[str], namespace: Collection) -> tuple[str, Sequence[
     near = get_close_matches(first, namespace.task_names, n=1)
     hint = f"Did you mean `troupe {near[0]}`?" if near else "`troupe --help` lists the commands."
     raise UsageError(f"there is no command {first[:60]!r}", hint=hint)
+
+
+def _takes_words(task: Task[Any]) -> bool:
+    return any(argument.positional for argument in task.get_arguments())
 
 
 def _arranged(name: str, task: Task[Any], rest: Iterable[str]) -> list[str]:

@@ -184,6 +184,20 @@ class SelfTestFailed(SandboxFailed):
     hint = "`troupe status ID` shows the self-test; mend the cause and `troupe restart ID`."
 
 
+class MoveFailed(SandboxFailed):
+    """An agent did not get on in its new sandbox. It is back in its old one, as it was before."""
+
+    hint = "Mend the cause, then run the same command again: it begins anew."
+
+
+class BackupFailed(SandboxFailed):
+    """A backup could not be made, or not be proved by restoring it. The agent and its other backups are untouched."""
+
+    hint = (
+        "Mend the cause, then run the same command again. `troupe backup list ID` shows what was proved when."
+    )
+
+
 class EgressFailed(SandboxFailed):
     """The broker, which carries all of the agents' traffic, does not answer."""
 

@@ -109,6 +109,14 @@ class Paths:
         """Return the folder of an agent's keys."""
         return self.credentials / agent_id
 
+    def backups(self, agent_id: str) -> Path:
+        """Return the folder of an agent's backups, one folder each."""
+        return self.state / "backups" / agent_id
+
+    def live_apply(self, agent_id: str) -> Path:
+        """Return the folder of the agent's own edits that an upgrade replaced."""
+        return self.credentials.parent / "live-apply" / agent_id
+
     def logs(self, agent_id: str) -> Path:
         """Return the folder of an agent's logs."""
         return self.state / "logs" / agent_id

@@ -50,10 +50,38 @@ class Record(BaseModel):
     key_tier: KeyTier
     policy: Policy = "balanced"
     sizes: Sizes
+    move: int = Field(default=0, ge=0)
+    """How often it has moved into another sandbox."""
+    moving_to: Sizes | None = None
+    """The sizes of the sandbox that it is moving into: the machine's room holds both until the move has ended."""
     settings: Mapping[str, str] = Field(default_factory=dict)
     services: tuple[str, ...] = ()
     created_at: str
     wanted: Literal["up", "down"] = "up"
+
+    @property
+    def sandbox(self) -> str:
+        """Return the ID of the sandbox that it lives in."""
+        return sandbox_of(self.id, self.move)
+
+    @property
+    def reserved(self) -> Sizes:
+        """Return what the machine keeps for it: the larger of what it has and what it is moving to."""
+        there = self.moving_to or self.sizes
+        return Sizes(
+            cpus=max(self.sizes.cpus, there.cpus), memory_mib=max(self.sizes.memory_mib, there.memory_mib),
+            storage_mib=max(self.sizes.storage_mib, there.storage_mib),
+        )  # fmt: skip
+
+
+def sandbox_of(agent_id: str, move: int) -> str:
+    """Return the ID of an agent's first sandbox, or of the one after a move; no agent's ID has two hyphens in a row."""
+    return f"{agent_id}--{move}" if move else agent_id
+
+
+def agent_of(sandbox_id: str) -> str:
+    """Return the ID of the agent that a sandbox was made for."""
+    return sandbox_id.partition("--")[0]
 
 
 class SelfTest(BaseModel):

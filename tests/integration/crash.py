@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 from tests.integration.house import Ended, House
 from troupe_tasks.journal import Journal, Step
-from troupe_tasks.operations import create, delete, power, secrets
+from troupe_tasks.operations import backup, create, delete, inventory, move, power, reset, secrets, upgrade
 from troupe_tasks.paths import Paths
 
 STEPS: dict[str, tuple[Step[Any], ...]] = {
     "create": create.STEPS, "delete": delete.STEPS, "stop": power.STOP, "start": power.START,
-    "secret-set": secrets.SET, "secret-remove": secrets.REMOVE,
+    "secret-set": secrets.SET, "secret-remove": secrets.REMOVE, "reset": reset.STEPS, "resize": move.STEPS,
+    "upgrade": upgrade.STEPS, "backup": backup.BACKUP, "drill": backup.DRILL,
 }  # fmt: skip
 # What a command that asks for a key is given.
 KEY = "k-" + "0123456789abcdef" * 2
@@ -43,6 +46,25 @@ def kill_at(house: House, place: str, command: tuple[str, ...]) -> Ended:
         encoding="utf-8", env=house.env(), cwd="/", timeout=100, check=False,
     )  # fmt: skip
     return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def killed_everywhere(
+    house: House, operation: str, command: tuple[str, ...], *, agent: str,
+    still: Callable[[House], None] = lambda _house: None,
+) -> None:  # fmt: skip
+    """Kill one operation at each of its places in turn, each time going on from where the last kill left it.
+
+    After each kill every file is whole, what the operation promises meanwhile (still) holds, and the agent has
+    unfinished business that the command itself finishes. At the end it is one run short of its end.
+    """
+    for place in places(operation):
+        killed = kill_at(house, place, command)
+        assert killed.status == -signal.SIGKILL, f"{place}: {killed}"
+        whole(house)
+        left = inventory.pending(house.rooms, agent)
+        assert left is not None, place
+        assert left.finish.startswith(f"troupe {shlex.join(command[:2])}"), place
+        still(house)
 
 
 def whole(house: House) -> None:

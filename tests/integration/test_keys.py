@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ from tests.integration.house import House, loops, wait_until
 from tests.integration.keyed import ID, create, keyed, needs_port
 from tests.integration.provider import FILES, MODEL, OTHER, Provider
 from tests.integration.terminal import Terminal
+from troupe_tasks import record as records
 
 # What nobody may ever see outside the key's own file, the broker and the provider.
 CANARY = "canary-4c1f9d0e7b2a4f63a8e5d7c90b1e2f34"
@@ -81,7 +83,8 @@ def state(house: House) -> str:
 
 def inside(house: House, *argv: str) -> str:
     """Run a command in the agent's sandbox, with the environment that it has there."""
-    return house.rooms.driver().run(ID, list(argv), deadline_s=60).stdout.decode(errors="replace")
+    where = records.load(house.paths, ID).sandbox
+    return house.rooms.driver().run(where, list(argv), deadline_s=60).stdout.decode(errors="replace")
 
 
 def stand_in(house: House, variable: str) -> str:
@@ -298,6 +301,57 @@ def test_debug_shows_no_key(agent: House, tmp_path: Path) -> None:
         assert CANARY not in done.out + done.err
     finally:
         key_file.chmod(0o400)
+
+
+@pytest.fixture
+def kit(agent: House) -> Iterator[Path]:
+    """Yield the folder of the agent's kit in the checkout, which is as it was afterwards."""
+    folder = agent.code / "kits" / "probe"
+    before = {path: path.read_bytes() for path in (folder / "kit.toml", folder / "services.json")}
+    yield folder
+    for path, data in before.items():
+        path.write_bytes(data)
+
+
+def new_version(kit: Path, version: str) -> None:
+    """Give the kit a version that cannot do without a key for files."""
+    text = (kit / "kit.toml").read_text(encoding="utf-8")
+    (kit / "kit.toml").write_text(
+        re.sub(r'(?m)^version = ".*"', f'version = "{version}"', text), encoding="utf-8"
+    )
+    services = json.loads((kit / "services.json").read_bytes())
+    services["services"][1]["required"] = True
+    (kit / "services.json").write_text(json.dumps(services), encoding="utf-8")
+
+
+def test_an_upgrade_asks_for_a_key_that_it_requires_and_lets_go_of_it_on_its_way_back(
+    agent: House, there: Provider, kit: Path
+) -> None:
+    assert agent.troupe("config", "set", "reserve", "1").status == 0
+    held = stand_in(agent, "MODEL_API_KEY")
+    was = records.load(agent.paths, ID)
+    new_version(kit, "0.2.1")
+    keyless = agent.troupe("upgrade", ID)
+    assert keyless.status in (2, 3), keyless
+    assert records.load(agent.paths, ID) == was
+    there.key = SECOND  # so the message in the new sandbox is refused
+    back = agent.troupe("upgrade", ID, input=f"{FOR_FILES}\n")
+    assert back.status == 5, back
+    assert records.load(agent.paths, ID) == was
+    folder = agent.home / ".local/state/credentials" / ID
+    assert not (folder / "files.key").exists()
+    assert "FILES_KEY" not in inside(agent, "cat", "/state/hermes/.env")
+    there.key = CANARY
+    assert agent.troupe("chat", ID, "back?").status == 0
+    done = agent.troupe("upgrade", ID, input=f"{FOR_FILES}\n")
+    assert done.status == 0, done
+    now = records.load(agent.paths, ID)
+    assert (now.services, now.kit.version, now.move) == (("model", "files"), "0.2.1", 1)
+    assert stand_in(agent, "MODEL_API_KEY") == held
+    assert stand_in(agent, "FILES_KEY").startswith("files-")
+    assert agent.troupe("chat", ID, "still yours?").status == 0
+    # The backups of all these moves are among the files.
+    assert [path for path in everything(agent.home) if holds(path, CANARY)] == [folder / "model.key"]
 
 
 def test_a_real_hermes_thinks_with_a_key_that_it_does_not_have(house: House, there: Provider) -> None:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import share
 from tests.integration.house import House, wait_until
 from tests.registries import needs_registry, registry
-from troupe_tasks.kits import image, local
+from troupe_tasks.kits import local
 from troupe_tasks.kits.model import Kit
 
 pytestmark = needs_registry
@@ -23,9 +22,7 @@ VERSIONS = ("0.8.0", "0.9.0")
 
 @pytest.fixture
 def versions(house: House, tmp_path: Path) -> Iterator[dict[str, Kit]]:
-    """Yield two versions of the kit probe, each with an image, which is the one that they all share."""
-    built = image.find_image(local.find("hermes", house.code / "kits"), house.paths)
-    assert built is not None
+    """Yield two versions of the kit probe, whose image is the same."""
     found = {}
     for version in VERSIONS:
         folder = shutil.copytree(house.code / "kits" / "probe", tmp_path / version / "probe")
@@ -34,7 +31,6 @@ def versions(house: House, tmp_path: Path) -> Iterator[dict[str, Kit]]:
         source.write_text(text.replace('version = "0.2.0"', f'version = "{version}"'), encoding="utf-8")
         found[version] = local.read(folder, name="probe")
         assert found[version].version == version
-        share(built, found[version], house.paths)
     yield found
     house.troupe("config", "unset", "registry")
 
@@ -76,3 +72,25 @@ def test_agents_are_pinned_to_the_kit_that_they_were_created_from(
     assert refused.status == 4, refused
     assert "can't be reached" in refused.err
     assert not house.traces("too-late")
+
+
+def test_an_agent_is_upgraded_to_what_the_registry_has_of_its_major(
+    swept: House, versions: dict[str, Kit], tmp_path: Path
+) -> None:
+    house, (old, new) = swept, VERSIONS
+    assert house.troupe("config", "set", "reserve", "1").status == 0
+    with registry(tmp_path / "registry") as host:
+        assert house.troupe("kit", "publish", str(versions[old].folder), f"{host}/kits").status == 0
+        assert house.troupe("config", "set", "registry", f"{host}/kits").status == 0
+        house.create("Riser")
+        assert pin(house, "riser")[0] == old
+        same = house.troupe("upgrade", "riser")
+        assert same.status == 0, same
+        assert "is left as it is" in same.out
+        done = house.troupe("kit", "publish", str(versions[new].folder), f"{host}/kits", "--json")
+        second = json.loads(done.out)["digest"]
+        risen = house.troupe("upgrade", "riser")
+        assert risen.status == 0, risen
+        assert pin(house, "riser") == (new, second)
+    assert house.troupe("upgrade", "riser").status == 4  # the registry is gone, the agent is not
+    assert house.troupe("chat", "riser", "up?").status == 0

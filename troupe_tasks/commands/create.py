@@ -167,20 +167,13 @@ def _within_budget(house: House, wish: Wish) -> Wish:
     from dataclasses import replace
 
     from troupe_tasks import record as records
-    from troupe_tasks.commands.output import confirmed, note
+    from troupe_tasks.commands.budget import accepted
     from troupe_tasks.operations import room
 
     if wish.over_budget or records.find(house.paths, wish.id) is not None:
         return wish
     verdict = room.verdict(house, wish.id, room.settled(house, wish.id, wish.wanted))
-    verdict.raise_refusals()
-    if not verdict.over:
-        return wish
-    for line in verdict.lines:
-        note(line.show())
-    if not confirmed("This machine's budget does not hold it. Create it all the same?"):
-        verdict.raise_over()
-    return replace(wish, over_budget=True)
+    return replace(wish, over_budget=accepted(verdict, force=False, question="Create it all the same?"))
 
 
 def checked_policy(text: str) -> Policy:

@@ -54,5 +54,6 @@ def _parts(found: Full) -> list[tuple[str, list[str]]]:
         ("budget", list(found.budget)),
         ("limits", [f"{one.resource}: {'binds' if one.binds else 'does NOT bind'}, {one.how}" for one in found.limits]),
         (f"network policy {record.policy}", list(found.egress) or ["no hosts"]),
+        ("backups", [f"{found.backups} here; last proved by a restore: {found.last_proved_restore or 'never'}"]),
         ("last self-test", [f"{test.at}: {'passed' if test.passed else f'failed: {test.cause}'}" if test else "none"]),
     ]  # fmt: skip

@@ -11,14 +11,12 @@ from troupe_tasks import journal, locks, resources, sizes
 from troupe_tasks import record as records
 from troupe_tasks.errors import AlreadyExists
 from troupe_tasks.journal import Decided, Journal, Step
-from troupe_tasks.kits import compose, image, pins
+from troupe_tasks.kits import image, pins
 from troupe_tasks.kits.model import Kit
-from troupe_tasks.operations import gateway, room, wiring
+from troupe_tasks.operations import gateway, outfit, room, wiring
 from troupe_tasks.operations.house import House
 from troupe_tasks.operations.selftest import self_test
-from troupe_tasks.record import KeyTier, KitPin, Policy, Record, SelfTest, Sizes
-from troupe_tasks.sandbox.protocol import SandboxSpec
-from troupe_tasks.sandbox.protocol import Sizes as SandboxSizes
+from troupe_tasks.record import KeyTier, KitPin, Policy, Record, SelfTest
 from troupe_tasks.secret import Secret
 
 Done = Mapping[str, Decided]
@@ -90,6 +88,7 @@ def reserve(job: Job, done: Done) -> Decided:
             policy=wish.policy, settings=dict(wish.settings), services=wish.services,
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         ))  # fmt: skip
+        outfit.keep_soul(house, wish.id, wish.soul)
     return {"sizes": given.model_dump()}
 
 
@@ -114,37 +113,20 @@ def make_sandbox(job: Job, done: Done) -> Decided:
     """Make the sandbox and write down which one it is."""
     record = job.record()
     root = image.ensure_image(job.wish.kit, job.house.paths, job.told).path
-    spec = SandboxSpec(
-        id=record.id, sizes=_sandbox_sizes(record.sizes), image=root,
-        egress=job.house.paths.egress(record.id) / "socket",
-        env=compose.environment(job.wish.kit, rehearsal=record.rehearsal),
-    )  # fmt: skip
+    spec = outfit.spec(job.house, record, job.wish.kit, image=root)
     return {"identity": job.house.driver(record.driver).create(spec)}
-
-
-def _sandbox_sizes(given: Sizes) -> SandboxSizes:
-    return SandboxSizes(cpus=given.cpus, memory_mib=given.memory_mib, storage_mib=given.storage_mib)
 
 
 def boot(job: Job, done: Done) -> Decided:
     """Start the sandbox."""
-    job.house.driver().start(job.wish.id)
+    job.house.driver().start(job.record().sandbox)
     return {}
 
 
 def furnish(job: Job, done: Done) -> Decided:
     """Put in the SOUL, the seeds and the settings, by a program of ours inside."""
-    driver = job.house.driver()
-    driver.start(job.wish.id)  # the machine may have restarted since the last receipt
-    soul = job.wish.soul.encode() if job.wish.soul is not None else None
-    record = job.record()
-    files = compose.state_files(
-        job.wish.kit, variables=wiring.variables(job.house, record, job.wish.kit),
-        settings=None if record.rehearsal else record.settings, soul=soul,
-    )  # fmt: skip
-    ran = driver.run(job.wish.id, compose.UNPACK, stdin=compose.archive(files), cwd="/", deadline_s=60)
-    gateway.expect_success(ran, "putting files into the sandbox")
-    return {"files": [file.path for file in files]}
+    outfit.furnish(job.house, job.record(), job.wish.kit)
+    return {}
 
 
 def start_gateway(job: Job, done: Done) -> Decided:
@@ -155,7 +137,7 @@ def start_gateway(job: Job, done: Done) -> Decided:
 
 def test(job: Job, done: Done) -> Decided:
     """Send one message and keep how it went; a failure leaves the agent created."""
-    job.house.driver().start(job.wish.id)
+    job.house.driver().start(job.record().sandbox)
     result = self_test(job.house, job.record(), job.wish.kit)
     return {"passed": result.passed, "cause": result.cause}
 

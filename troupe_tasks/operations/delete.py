@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from troupe_tasks import durable, journal, locks
+from troupe_tasks import record as records
 from troupe_tasks.egress import policy
-from troupe_tasks.errors import DiskFull, EgressFailed, NotFound, Tampered
+from troupe_tasks.errors import DiskFull, EgressFailed, NotFound, StateUnreadable, Tampered
 from troupe_tasks.journal import Decided, Journal, Step
 from troupe_tasks.keystore.store import Keystore
 from troupe_tasks.operations.house import House, gateway_name
@@ -33,9 +34,26 @@ def stop_gateway(job: Job, done: Done) -> Decided:
 
 
 def remove_sandbox(job: Job, done: Done) -> Decided:
-    """Remove the sandbox with everything in it."""
-    job.house.driver().remove(job.id)
+    """Remove the sandbox with everything in it, and what a move that was cut left of another."""
+    _remove_sandboxes(job.house, job.id)
     return {}
+
+
+def _remove_sandboxes(house: House, agent_id: str) -> None:
+    driver = house.driver()
+    found = {info.id for info in driver.list().sandboxes if info.id and records.agent_of(info.id) == agent_id}
+    for sandbox in sorted(found | _maybe_half_made(house, agent_id)):
+        driver.remove(sandbox)
+
+
+def _maybe_half_made(house: House, agent_id: str) -> set[str]:
+    """Return the sandboxes that a create or a move may have been making: half made, none is listed."""
+    try:
+        record = records.find(house.paths, agent_id)
+    except StateUnreadable:
+        record = None
+    move = record.move if record else 0
+    return {agent_id, records.sandbox_of(agent_id, move), records.sandbox_of(agent_id, move + 1)}
 
 
 def close_egress(job: Job, done: Done) -> Decided:
@@ -55,7 +73,9 @@ def destroy_keys(job: Job, done: Done) -> Decided:
 
 
 def remove_files(job: Job, done: Done) -> Decided:
-    """Remove its logs and its environment; the record goes last, so that a list shows it until then."""
+    """Remove its backups, logs and environment; the record goes last, so that a list shows it until then."""
+    durable.remove_tree(job.house.paths.backups(job.id))
+    durable.remove_tree(job.house.paths.live_apply(job.id))
     durable.remove_tree(job.house.paths.logs(job.id))
     durable.remove_tree(job.house.paths.agent(job.id))
     return {}
@@ -107,7 +127,7 @@ def _make_room(house: House, agent_id: str) -> None:
     """Free what the agent takes, on a disk too full for a receipt: the gateway first, for it starts the sandbox."""
     with contextlib.suppress(DiskFull):
         house.services.stop((gateway_name(agent_id),))
-    house.driver().remove(agent_id)
+    _remove_sandboxes(house, agent_id)
     durable.remove_tree(house.paths.logs(agent_id))
 
 

@@ -55,9 +55,9 @@ def main(argv: list[str]) -> None:
     record = records.load(house.paths, argv[0])
     kit = pins.pinned(house.paths, record.kit.type, record.kit.version)
     driver = house.driver(record.driver)
-    driver.start(record.id)
+    driver.start(record.sandbox)
     env = compose.environment(kit, rehearsal=record.rehearsal)
-    process.become(driver.gateway_argv(record.id, list(kit.commands.gateway), env))
+    process.become(driver.gateway_argv(record.sandbox, list(kit.commands.gateway), env))
 
 
 if __name__ == "__main__":

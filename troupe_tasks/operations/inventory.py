@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from troupe_tasks import record as records
 from troupe_tasks.errors import Tampered
 from troupe_tasks.journal import ABANDONED, END, Journal
-from troupe_tasks.operations import room, wiring
+from troupe_tasks.operations import room, vault, wiring
 from troupe_tasks.operations.house import House, gateway_name
 from troupe_tasks.record import Record, SelfTest, Sizes
 from troupe_tasks.sandbox.protocol import LimitReport, Listing, SandboxInfo, State
@@ -61,6 +61,8 @@ class Full(BaseModel):
     disk_used_mib: int | None
     self_test: SelfTest | None
     egress: tuple[str, ...]
+    backups: int
+    last_proved_restore: str | None
 
 
 def agents(house: House) -> list[Agent]:
@@ -72,7 +74,11 @@ def agents(house: House) -> list[Agent]:
     ours = [_agent(house, record, listing, services, thorough=False) for record in recorded]
     return [
         *ours,
-        *(_stranger(house, info) for info in listing.sandboxes if info.id is None or info.id not in known),
+        *(
+            _stranger(house, info)
+            for info in listing.sandboxes
+            if info.id is None or records.agent_of(info.id) not in known
+        ),
     ]
 
 
@@ -84,12 +90,14 @@ def full(house: House, agent_id: str) -> Full:
     agent = _agent(house, record, driver.list(), services, thorough=True)
     gateway = services.get(gateway_name(agent_id))
     there = agent.state not in ("missing", "unknown")
-    used = driver.disk_used_mib(agent_id) if there else None
+    used = driver.disk_used_mib(record.sandbox) if there else None
     lines = room.verdict(house, agent_id, record.sizes, grown_mib=used or 0).lines
+    backups = vault.listed(house, agent_id)
     return Full(
         agent=agent, record=record, gateway=_gateway(gateway), gateway_pid=gateway.pid if gateway else None,
         budget=tuple(line.show() for line in lines), limits=driver.limits(), disk_used_mib=used,
         self_test=records.last_self_test(house.paths, agent_id), egress=wiring.reachable(house, agent_id).rules,
+        backups=len(backups), last_proved_restore=max((one.proved for one in backups if one.proved), default=None),
     )  # fmt: skip
 
 
@@ -117,7 +125,7 @@ def _settled(house: House, agent_id: str) -> bool:
 def _agent(
     house: House, record: Record, listing: Listing, services: dict[str, ServiceState], *, thorough: bool
 ) -> Agent:
-    info = listing.find(record.id)
+    info = listing.find(record.sandbox)
     state, why = _standing(record, info, listing, services.get(gateway_name(record.id)))
     try:
         # A list reads no receipts of agents at rest: with many agents that would be most of its time.

@@ -33,7 +33,7 @@ def reserve(job: Job, done: Done) -> Decided:
     """Check the budget and write down that the agent is wanted up, in one moment of the machine."""
     record = job.record()
     with locks.machine(job.house.paths):
-        grown = job.house.driver(record.driver).disk_used_mib(record.id)
+        grown = job.house.driver(record.driver).disk_used_mib(record.sandbox)
         verdict = room.verdict(job.house, record.id, record.sizes, grown_mib=grown)
         verdict.raise_refusals()
         if not job.over_budget:
@@ -52,7 +52,7 @@ def open_egress(job: Job, done: Done) -> Decided:
 def start_gateway(job: Job, done: Done) -> Decided:
     """Start the sandbox and the gateway in it."""
     record = job.record()
-    job.house.driver(record.driver).start(record.id)
+    job.house.driver(record.driver).start(record.sandbox)
     gateway.start(job.house, record)
     return {}
 
@@ -66,7 +66,8 @@ def stop_gateway(job: Job, done: Done) -> Decided:
 
 def stop_sandbox(job: Job, done: Done) -> Decided:
     """Stop the sandbox."""
-    job.house.driver(job.record().driver).stop(job.id, deadline_s=_SANDBOX_STOP_S)
+    record = job.record()
+    job.house.driver(record.driver).stop(record.sandbox, deadline_s=_SANDBOX_STOP_S)
     return {}
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from troupe_tasks import budget, sizes
+from troupe_tasks import record as records
 from troupe_tasks.host.cpu import usable_threads
 from troupe_tasks.host.disks import free_mib
 from troupe_tasks.host.memory import total_mib
 from troupe_tasks.operations.house import House
-from troupe_tasks.record import Record, Sizes
+from troupe_tasks.record import Record, Sizes, agent_of
 from troupe_tasks.sandbox.protocol import Sandboxes, SandboxInfo, State
 
 
@@ -28,17 +29,19 @@ def _existing(house: House) -> Path:
 
 
 def others(house: House, agent_id: str) -> list[budget.Running]:
-    """Return every sandbox but one agent's own, and what other creates have reserved without one yet."""
+    """Return every sandbox but one agent's own, and what other operations have reserved without one yet."""
     driver = house.driver()
     recorded = {record.id: record for record in house.records() if record.id != agent_id}
-    listed = [info for info in driver.list().sandboxes if info.id is None or info.id != agent_id]
-    running = [_running(driver, info, recorded.get(info.id or "")) for info in listed]
-    seen = {info.id for info in listed}
+    moving = {record.id for record in recorded.values() if record.moving_to is not None}
+    listed = [info for info in driver.list().sandboxes if info.id is None or agent_of(info.id) != agent_id]
+    settled = [info for info in listed if info.id is None or agent_of(info.id) not in moving]
+    running = [_running(driver, info, recorded.get(agent_of(info.id or ""))) for info in settled]
+    seen = {agent_of(info.id) for info in settled if info.id}
     return [*running, *(_reserved(record) for record in recorded.values() if record.id not in seen)]
 
 
 def _running(driver: Sandboxes, info: SandboxInfo, record: Record | None) -> budget.Running:
-    wanted = record is not None and record.wanted == "up"
+    wanted = record is not None and record.wanted == "up" and record.sandbox == info.id
     growth = None
     if info.id is not None and info.sizes is not None:
         growth = max(0, info.sizes.storage_mib - driver.disk_used_mib(info.id))
@@ -51,9 +54,12 @@ def _running(driver: Sandboxes, info: SandboxInfo, record: Record | None) -> bud
 
 
 def _reserved(record: Record) -> budget.Running:
+    """Count an agent without a sandbox yet, or one that moves into another: as large as either, once."""
+    kept = record.reserved
     return budget.Running(
-        id=record.id, name=record.name, driver=record.driver, up=record.wanted == "up", cpus=record.sizes.cpus,
-        memory_mib=record.sizes.memory_mib, disk_growth_mib=record.sizes.storage_mib,
+        id=record.id, name=record.name, driver=record.driver,
+        up=record.wanted == "up" or record.moving_to is not None, cpus=kept.cpus, memory_mib=kept.memory_mib,
+        disk_growth_mib=kept.storage_mib,
     )  # fmt: skip
 
 
@@ -75,3 +81,13 @@ def verdict(house: House, agent_id: str, wanted: Sizes, *, grown_mib: int = 0) -
         disk_growth_mib=max(0, wanted.storage_mib - grown_mib),
     )  # fmt: skip
     return budget.check(host(house), need, others=others(house, agent_id))
+
+
+def verdict_beside(house: House, agent_id: str, wanted: Sizes) -> budget.Verdict:
+    """Return whether a second sandbox of these sizes fits beside the agent's own, which goes on."""
+    record = records.load(house.paths, agent_id)
+    own = _reserved(record)
+    need = budget.Need(
+        driver=house.driver().name, cpus=wanted.cpus, memory_mib=wanted.memory_mib, disk_growth_mib=wanted.storage_mib
+    )  # fmt: skip
+    return budget.check(host(house), need, others=[*others(house, agent_id), own])

@@ -13,7 +13,7 @@ from troupe_tasks.keystore.store import Keystore
 from troupe_tasks.kits import pins
 from troupe_tasks.kits.services import Service
 from troupe_tasks.operations.house import House
-from troupe_tasks.operations.secrets import ENV_FILE
+from troupe_tasks.operations.outfit import ENV_FILE
 from troupe_tasks.record import Record
 from troupe_tasks.sandbox.protocol import State
 
@@ -103,14 +103,14 @@ def _known_to_broker(service: Service, allowed: EgressPolicy, record: Record) ->
 def _inside(house: House, record: Record, service: Service, allowed: EgressPolicy) -> Proof:
     """Tell whether the agent holds its stand-in; the question goes in on stdin, so that no process list shows it."""
     driver = house.driver(record.driver)
-    info = driver.list().find(record.id)
+    info = driver.list().find(record.sandbox)
     if info is None or info.state is not State.RUNNING:
         return Proof(
             service=service.name, what="stand-in", ok=True, detail="not looked at: the agent is stopped"
         )
     stand_in = next((rule.stand_in for rule in allowed.services if rule.service == service.name), "")
     line = f"{service.variable}={stand_in}\n".encode()
-    ran = driver.run(record.id, ["grep", "-qxFf", "-", ENV_FILE], stdin=line, cwd="/", deadline_s=30)
+    ran = driver.run(record.sandbox, ["grep", "-qxFf", "-", ENV_FILE], stdin=line, cwd="/", deadline_s=30)
     detail = (
         f"{service.variable} in the agent's .env"
         if ran.status == 0

@@ -6,7 +6,6 @@ agent, or taken away, changes the agent's .env, which its gateway reads when it 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,18 +15,16 @@ from troupe_tasks import record as records
 from troupe_tasks.errors import KeyMissing, Refused, UsageError
 from troupe_tasks.journal import Decided, Journal, Step
 from troupe_tasks.keystore.store import Keystore
-from troupe_tasks.kits import compose, pins
+from troupe_tasks.kits import pins
 from troupe_tasks.kits.model import Kit
 from troupe_tasks.kits.services import Service
-from troupe_tasks.operations import gateway, wiring
+from troupe_tasks.operations import outfit, wiring
 from troupe_tasks.operations.house import House, gateway_name
 from troupe_tasks.record import Record
-from troupe_tasks.sandbox.protocol import GUEST_DIR
 from troupe_tasks.secret import Secret
 from troupe_tasks.text import line
 
 Done = Mapping[str, Decided]
-ENV_FILE = f"{compose.HERMES_HOME}/.env"
 
 
 @dataclass(frozen=True)
@@ -92,17 +89,11 @@ def put_in(job: Job, done: Done) -> Decided:
     record = records.load(house.paths, agent_id)
     if done["look"]["has"] == (job.service.name in record.services):
         return {"restarted": False}
-    given = wiring.variables(house, record, job.kit)
-    changes: dict[str, str | None] = {job.service.variable: None}
-    driver = house.driver(record.driver)
-    driver.start(agent_id)
-    command = ["/usr/bin/python3", "-I", "-S", f"{GUEST_DIR}/settle.py", ENV_FILE]
-    ran = driver.run(agent_id, command, stdin=json.dumps(changes | given).encode(), cwd="/", deadline_s=60)
-    gateway.expect_success(ran, "putting the stand-in into the sandbox")
+    outfit.settle(house, record, job.kit)
     if record.wanted == "up":
         house.services.restart((gateway_name(agent_id),))
         return {"restarted": True}
-    driver.stop(agent_id, deadline_s=30)
+    house.driver(record.driver).stop(record.sandbox, deadline_s=30)
     return {"restarted": False}
 
 

@@ -42,17 +42,18 @@ class _Turn(BaseModel):
 
 def self_test(house: House, record: Record, kit: Kit) -> SelfTest:
     """Run the self-test, keep its result beside the record, and return it."""
-    result = _judged(house, record, kit)
+    result = judged(house, record, kit)
     records.save_self_test(house.paths, record.id, result)
     return result
 
 
-def _judged(house: House, record: Record, kit: Kit) -> SelfTest:
+def judged(house: House, record: Record, kit: Kit) -> SelfTest:
+    """Send one message in the sandbox that the record names, and return how it went."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
     command = ["/usr/bin/python3", "-I", "-S", f"{GUEST_DIR}/turn.py", *kit.commands.self_test]
     try:
         ran = house.driver(record.driver).run(
-            record.id, command, stdin=PROMPT.encode(), deadline_s=DEADLINE_S, cap_bytes=64 << 10
+            record.sandbox, command, stdin=PROMPT.encode(), deadline_s=DEADLINE_S, cap_bytes=64 << 10
         )
     except SandboxTimeout:
         return SelfTest(at=at, passed=False, cause=f"no answer within {DEADLINE_S} s")

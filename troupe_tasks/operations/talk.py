@@ -34,8 +34,8 @@ def say(house: House, agent_id: str, message: str) -> bytes:
     """Give the agent one message and return its reply, as it came: hostile until it is escaped."""
     if len(message.encode()) > MESSAGE_CAP or "\0" in message:
         raise UsageError(f"a message is text of at most {MESSAGE_CAP} bytes")
-    driver, kit = _running(house, agent_id)
-    ran = driver.run(agent_id, compose.turn(kit, message), deadline_s=TURN_DEADLINE_S, cap_bytes=REPLY_CAP)
+    driver, sandbox, kit = _running(house, agent_id)
+    ran = driver.run(sandbox, compose.turn(kit, message), deadline_s=TURN_DEADLINE_S, cap_bytes=REPLY_CAP)
     if ran.status != 0:
         said = line(ran.stdout.strip() or ran.stderr.strip(), 500)
         raise SandboxFailed(f"{agent_id} could not answer", cause=said)
@@ -44,14 +44,14 @@ def say(house: House, agent_id: str, message: str) -> bytes:
 
 def converse(house: House, agent_id: str) -> int:
     """Give the operator's terminal to the agent's own chat, and return how it ended."""
-    driver, kit = _running(house, agent_id)
-    return driver.attach(agent_id, kit.commands.chat)
+    driver, sandbox, kit = _running(house, agent_id)
+    return driver.attach(sandbox, kit.commands.chat)
 
 
-def _running(house: House, agent_id: str) -> tuple[Sandboxes, Kit]:
+def _running(house: House, agent_id: str) -> tuple[Sandboxes, str, Kit]:
     record = records.load(house.paths, agent_id)
     driver = house.driver(record.driver)
-    info = driver.list().find(agent_id)
+    info = driver.list().find(record.sandbox)
     if info is None or info.state is not State.RUNNING:
         raise NotRunning(f"{agent_id} is not running", hint=f"`troupe start {agent_id}` starts it.")
-    return driver, pins.pinned(house.paths, record.kit.type, record.kit.version)
+    return driver, record.sandbox, pins.pinned(house.paths, record.kit.type, record.kit.version)

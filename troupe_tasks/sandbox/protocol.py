@@ -20,7 +20,7 @@ GUEST_DIR = "/run/troupe/guest"
 PROXY_PORT = 3128
 WORKSPACE = "/workspace"
 
-Id = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=140)]
+Id = Annotated[str, Field(pattern=r"^[a-z0-9]+(--?[a-z0-9]+)*$", max_length=140)]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 EnvValue = Annotated[str, Field(max_length=32768, pattern=r"^[^\x00]*$")]
 

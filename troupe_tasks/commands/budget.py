@@ -1,0 +1,22 @@
+"""What a command does when the machine's budget does not hold what it is about to make: show by how much, and ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from troupe_tasks.budget import Verdict
+
+
+def accepted(verdict: Verdict, *, force: bool, question: str) -> bool:
+    """Return whether it may go over the budget, which only --force and a person's yes allow. Raises OverBudget."""
+    from troupe_tasks.commands.output import confirmed, note
+
+    verdict.raise_refusals()
+    if force or not verdict.over:
+        return force
+    for line in verdict.lines:
+        note(line.show())
+    if not confirmed(f"This machine's budget does not hold it. {question}"):
+        verdict.raise_over()
+    return True

@@ -1,0 +1,171 @@
+"""Back an agent up while it goes on: a pause for the archive, then a proof that the archive can be restored.
+
+The proof is a restore into a sandbox beside the agent's own, compared inside by a manifest of hashes, and removed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from troupe_tasks import journal, locks
+from troupe_tasks import record as records
+from troupe_tasks.archives import disk
+from troupe_tasks.archives.put import put
+from troupe_tasks.errors import BackupFailed, TroupeError
+from troupe_tasks.journal import Decided, Journal, Step
+from troupe_tasks.kits import image, pins
+from troupe_tasks.operations import moving, outfit, room, vault
+from troupe_tasks.operations.house import House
+from troupe_tasks.operations.moving import Done, failure
+from troupe_tasks.operations.vault import Backup
+from troupe_tasks.record import Record
+from troupe_tasks.text import line
+
+
+@dataclass(frozen=True)
+class Job:
+    """A backup under way, or the proof of one that there is."""
+
+    house: House
+    id: str
+    told: Callable[[str], None] = field(default=lambda _line: None)
+    backup: str = ""
+    over_budget: bool = False
+
+    def record(self) -> Record:
+        """Return the agent's record."""
+        return records.load(self.house.paths, self.id)
+
+    def name(self, done: Done) -> str:
+        """Return the backup's name."""
+        return self.backup or str(done["plan"]["name"])
+
+    def scratch(self) -> Record:
+        """Return the agent's record as if it lived in the sandbox in which the backup is proved."""
+        record = self.record()
+        return record.model_copy(update={"move": record.move + 1})
+
+
+def on_failure_clear(do: Callable[[Job, Done], Decided]) -> Callable[[Job, Done], Decided]:
+    """Return a step whose failure is told at the end, when the agent is up again and nothing is left behind."""
+
+    @functools.wraps(do)
+    def step(job: Job, done: Done) -> Decided:
+        if failure(done) is not None:
+            return {}
+        try:
+            return do(job, done)
+        except TroupeError as error:
+            return {"failed": line(str(error), 400)}
+
+    return step
+
+
+def plan(job: Job, done: Done) -> Decided:
+    """Check the room for the archive, and for a second sandbox beside the agent's own, before anything is stopped."""
+    record = job.record()
+    _refuse_over_budget(job)
+    held_bytes = moving.held_bytes(job.house, record)
+    vault.refuse_without_room(job.house, archive_bytes=held_bytes, sandbox_bytes=held_bytes)
+    return {"name": vault.new_name(job.house, job.id, "backup")}
+
+
+def look(job: Job, done: Done) -> Decided:
+    """Check the room for a sandbox beside the agent's own."""
+    _refuse_over_budget(job)
+    found = vault.chosen(job.house, job.id, job.backup)
+    vault.refuse_without_room(job.house, archive_bytes=0, sandbox_bytes=found.bytes)
+    return {}
+
+
+def _refuse_over_budget(job: Job) -> None:
+    verdict = room.verdict_beside(job.house, job.id, job.record().sizes)
+    verdict.raise_refusals()
+    if not job.over_budget:
+        verdict.raise_over()
+
+
+@on_failure_clear
+def quiesce(job: Job, done: Done) -> Decided:
+    """Let current work finish, and take the gateway out of the services."""
+    return {"cut": moving.end_gateway(job.house, job.id)}
+
+
+@on_failure_clear
+def archive(job: Job, done: Done) -> Decided:
+    """Archive what it has."""
+    record = job.record()
+    job.house.driver(record.driver).start(record.sandbox)
+    found = vault.archive(job.house, record, record.sandbox, job.name(done), told=job.told)
+    return {"archive": found.model_dump(mode="json")}
+
+
+def go_on(job: Job, done: Done) -> Decided:
+    """Start the gateway again, or stop the sandbox where it was stopped."""
+    moving.go_on_as_wanted(job.house, job.record())
+    return {}
+
+
+@on_failure_clear
+def prove(job: Job, done: Done) -> Decided:
+    """Put the backup into a sandbox beside the agent's, and compare inside."""
+    record = job.scratch()
+    folder = vault.place(job.house, job.id, job.name(done))
+    kit = pins.pinned(job.house.paths, record.kit.type, record.kit.version)
+    root = image.ensure_image(kit, job.house.paths, job.told).path
+    driver = job.house.driver(record.driver)
+    driver.create(outfit.spec(job.house, record, kit, image=root))
+    driver.start(record.sandbox)
+    found = put(driver, record.sandbox, folder, disk.load(folder), deadline_s=vault.DEADLINE_S)
+    vault.prove(job.house, job.id, job.name(done))
+    return {"manifest": found.digest}
+
+
+def clear(job: Job, done: Done) -> Decided:
+    """Remove the sandbox of the proof."""
+    record = job.scratch()
+    job.house.driver(record.driver).remove(record.sandbox)
+    return {}
+
+
+BACKUP: tuple[Step[Job], ...] = (
+    Step("plan", plan, "checking that it can be done", only_looks=True),
+    Step("quiesce", quiesce, "letting current work finish"),
+    Step("archive", archive, "archiving what it has"),
+    Step("go-on", go_on, "starting the gateway again"),
+    Step("prove", prove, "proving that it can be restored"),
+    Step("clear", clear, "removing the sandbox of the proof"),
+)
+DRILL: tuple[Step[Job], ...] = (
+    Step("look", look, "checking that it can be done", only_looks=True),
+    Step("prove", prove, "proving that it can be restored"),
+    Step("clear", clear, "removing the sandbox of the proof"),
+)
+
+
+def backup(house: House, agent_id: str, *, over_budget: bool, told: Callable[[str], None]) -> Backup:
+    """Back an agent up, or go on with it, and return the backup, proved."""
+    job = Job(house, agent_id, told, over_budget=over_budget)
+    return _perform(job, "backup", BACKUP, finish=f"troupe backup {agent_id}")
+
+
+def drill(house: House, agent_id: str, *, over_budget: bool, told: Callable[[str], None]) -> Backup:
+    """Prove the newest backup once more, or go on with that, and return it."""
+    begun = Journal(house.paths, agent_id).unfinished()
+    asked = begun.inputs["backup"] if begun is not None and begun.operation == "drill" else ""
+    name = vault.chosen(house, agent_id, str(asked)).name
+    job = Job(house, agent_id, told, backup=name, over_budget=over_budget)
+    return _perform(job, "drill", DRILL, finish=f"troupe backup {agent_id} --drill")
+
+
+def _perform(job: Job, operation: str, steps: tuple[Step[Job], ...], *, finish: str) -> Backup:
+    records.load(job.house.paths, job.id)
+    with locks.agent(job.house.paths, job.id):
+        book = Journal(job.house.paths, job.id)
+        opened = book.open(operation, inputs={"backup": job.backup}, finish=finish)
+        done = journal.perform(book, opened, job, steps, told=lambda step: job.told(step.doing))
+    if (cause := failure(done)) is not None:
+        raise BackupFailed(f"{job.id} has no new proved backup; it goes on as before", cause=cause)
+    return vault.chosen(job.house, job.id, job.name(done))

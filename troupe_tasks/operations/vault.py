@@ -1,0 +1,195 @@
+"""The backups of an agent on this machine: where they are, what room they may take, which were proved."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from troupe_tasks import config, durable, locks, strict
+from troupe_tasks import record as records
+from troupe_tasks.archives import disk
+from troupe_tasks.archives.model import Archive
+from troupe_tasks.archives.take import take
+from troupe_tasks.errors import BackupDamaged, NotFound, OverBudget, StateUnreadable, UsageError
+from troupe_tasks.host.disks import free_mib
+from troupe_tasks.journal import Journal
+from troupe_tasks.kits import pins
+from troupe_tasks.kits.model import Kit
+from troupe_tasks.operations.house import House
+from troupe_tasks.record import Record
+from troupe_tasks.sizes import parse_mib, show_mib
+from troupe_tasks.text import line
+
+_RESERVE_MIB = 50 * 1024
+_NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[a-z-]{1,20}(-[0-9]{1,3})?")
+DEADLINE_S = 6 * 3600.0
+_PROOF = "proof.json"
+# A tenth more than the sandbox says it holds; each archive is capped while it streams, whatever was said.
+_MORE = 1.1
+# A disk full of the smallest files has more headers than content.
+_HEADERS_BYTES = 4 << 30
+
+
+class Proof(BaseModel):
+    """When a backup was put into a sandbox and found whole there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    at: str
+
+
+class Backup(BaseModel):
+    """One backup, as it is listed."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    bytes: int
+    files: int
+    proved: str | None
+
+
+def new_name(house: House, agent_id: str, why: str) -> str:
+    """Return a name that no backup of the agent has yet; names sort by time."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    taken = {folder.name for folder in _folders(house, agent_id)}
+    names = [f"{stamp}-{why}", *(f"{stamp}-{why}-{number}" for number in range(1, 1000))]
+    return next(name for name in names if name not in taken)
+
+
+def place(house: House, agent_id: str, name: str) -> Path:
+    """Return a backup's folder; raises UsageError for what is no backup's name."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{line(name, 60)!r} is no backup's name", hint=f"See `troupe backup list {agent_id}`."
+        )
+    return house.paths.backups(agent_id) / name
+
+
+def archive(house: House, record: Record, sandbox: str, name: str, *, told: Callable[[str], None]) -> Archive:
+    """Archive a running sandbox of the agent under a name; one that is there and whole is taken as it is."""
+    folder = place(house, record.id, name)
+    try:
+        found = disk.load(folder)
+        disk.rehash(folder, found)
+    except BackupDamaged:
+        disk.discard(folder)
+        durable.remove_tree(folder / _PROOF)  # of what was there before
+    else:
+        return found
+    kit = pins.pinned(house.paths, record.kit.type, record.kit.version)
+    return take(
+        house.driver(record.driver), sandbox, folder, cap_bytes=_cap_bytes(record, kit), told=told,
+        reserve=lambda: spare_mib(house) << 20, deadline_s=DEADLINE_S, hermes=kit.commands.backup,
+    )  # fmt: skip
+
+
+def _cap_bytes(record: Record, kit: Kit) -> int:
+    # Hermes's own backup holds once more what the archive of everything holds.
+    return (record.sizes.storage_mib << 20) * (2 if kit.commands.backup else 1) + _HEADERS_BYTES
+
+
+def spare_mib(house: House) -> int:
+    """Return what the disk of the backups may still take above the reserve."""
+    free = free_mib(house.paths.state)
+    return 0 if free is None else max(0, free - reserve_mib(house))
+
+
+def reserve_mib(house: House) -> int:
+    """Return what is kept free while archives are written: the setting `reserve`, else 50 GiB."""
+    given = config.read(house.paths).get("reserve")
+    found = parse_mib(given, flag="reserve") if given else _RESERVE_MIB
+    return found if isinstance(found, int) else _RESERVE_MIB
+
+
+def refuse_without_room(house: House, *, archive_bytes: int, sandbox_bytes: int) -> None:
+    """Raise OverBudget when the disk can't hold the archive and another sandbox of such content above the reserve."""
+    needed = int((archive_bytes + sandbox_bytes) * _MORE) >> 20
+    spare = spare_mib(house)
+    if needed > spare:
+        raise OverBudget(
+            "there is no room for its archive and a second sandbox", cause=(
+                f"they may take {show_mib(needed)}, and {show_mib(spare)} are free above the reserve of "
+                f"{show_mib(reserve_mib(house))}"
+            ), hint="Free some disk, or set a smaller reserve: `troupe config set reserve 10`.",
+        )  # fmt: skip
+
+
+def prove(house: House, agent_id: str, name: str) -> None:
+    """Note that a backup was found whole in a sandbox just now."""
+    proof = Proof(at=datetime.now(UTC).isoformat(timespec="seconds"))
+    durable.write(place(house, agent_id, name) / _PROOF, proof.model_dump_json().encode())
+
+
+def listed(house: House, agent_id: str) -> list[Backup]:
+    """Return every whole backup of an agent, oldest first."""
+    return [found for folder in _folders(house, agent_id) if (found := _backup(folder)) is not None]
+
+
+def chosen(house: House, agent_id: str, name: str) -> Backup:
+    """Return the backup of a name, or the newest; raises NotFound."""
+    known = listed(house, agent_id)
+    if name:
+        place(house, agent_id, name)
+        known = [found for found in known if found.name == name]
+    if not known:
+        raise NotFound(f"{agent_id} has no {'such ' if name else ''}backup",
+                       hint=f"See `troupe backup list {agent_id}`.")  # fmt: skip
+    return known[-1]
+
+
+def newest_proved(house: House, agent_id: str) -> Backup | None:
+    """Return the newest backup that was found whole in a sandbox, or None."""
+    return next((found for found in reversed(listed(house, agent_id)) if found.proved), None)
+
+
+def prune(house: House, agent_id: str, *, keep: int) -> list[str]:
+    """Remove all but the newest backups and return the names of those that are gone; the last proved one stays.
+
+    What a backup that was cut left behind goes as well. Raises Locked, Unfinished: one that is being written, or
+    brought back, is in use.
+    """
+    records.load(house.paths, agent_id)
+    with locks.agent(house.paths, agent_id):
+        Journal(house.paths, agent_id).refuse_unfinished()
+        return _pruned(house, agent_id, keep)
+
+
+def _pruned(house: House, agent_id: str, keep: int) -> list[str]:
+    known = [found.name for found in listed(house, agent_id)]
+    proved = newest_proved(house, agent_id)
+    stay = {*known[-keep:], *([proved.name] if proved else [])}
+    gone = [folder.name for folder in _folders(house, agent_id) if folder.name not in stay]
+    for name in gone:
+        disk.discard(place(house, agent_id, name))  # what makes it a backup goes first
+        durable.remove_tree(place(house, agent_id, name))
+    return [name for name in gone if name in known]
+
+
+def _folders(house: House, agent_id: str) -> list[Path]:
+    place = house.paths.backups(agent_id)
+    return (
+        sorted(folder for folder in place.iterdir() if _NAME.fullmatch(folder.name)) if place.is_dir() else []
+    )
+
+
+def _backup(folder: Path) -> Backup | None:
+    try:
+        found = disk.load(folder)
+    except BackupDamaged:
+        return None
+    try:
+        path = folder / _PROOF
+        proved: str | None = strict.parse(Proof, durable.read_private(path), place=path).at
+    except (FileNotFoundError, StateUnreadable):  # a proof that does not read proves nothing
+        proved = None
+    return Backup(
+        name=folder.name,
+        bytes=sum(part.bytes for part in found.parts),
+        files=found.manifest.files,
+        proved=proved,
+    )

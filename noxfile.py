@@ -140,7 +140,7 @@ def unit(session: nox.Session) -> None:
 @nox.session
 def contract(session: nox.Session) -> None:
     """Run the one suite that every sandbox driver passes, against each driver this machine can run."""
-    tests(session, "tests/contract", "-q")
+    tests(session, "tests/contract", "-q", *SIDE_BY_SIDE)
 
 
 @nox.session

@@ -2,8 +2,8 @@
 
 Run: TROUPE_TEST_HOME=HOME python tests/bench/bench_move.py [--rounds N] [--strict]; MIB (512) fills its workspace.
 Ours is from the receipt before the gateway is stopped to the one after it was started in the new sandbox. The raw side
-stops the same gateway, streams the agent's folders out with plain tar and syncs the file, stops the sandbox, starts a
-fresh one, streams the file in with plain tar and syncs, and runs one turn of Hermes.
+stops the same gateway and sandbox, starts that alone, streams the agent's folders out with plain tar and syncs the
+file, stops it, starts a fresh one, streams the file in with plain tar and syncs, and runs one turn of Hermes.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def raw_s(house: House, file: Path, parts: list[dict[str, float]]) -> float:
         with file.open("rb", buffering=0) as source:
             driver.stream(there.sandbox, _IN, source=source, cap_bytes=1 << 40, deadline_s=_HOURS_S)
 
-    timed("end the gateway", lambda: moving.end_gateway(house, ID))
+    timed("end the gateway", lambda: moving.end_work(house, record, record.sandbox))
+    timed("start", lambda: driver.start(record.sandbox))
     timed("tar out", out)
     timed("stop", lambda: driver.stop(record.sandbox, deadline_s=20))
     timed("boot", boot)

@@ -89,8 +89,9 @@ def _refuse_over_budget(job: Job) -> None:
 
 @on_failure_clear
 def quiesce(job: Job, done: Done) -> Decided:
-    """Let current work finish, and take the gateway out of the services."""
-    return {"cut": moving.end_gateway(job.house, job.id)}
+    """Let current work finish, and end everything that runs inside."""
+    record = job.record()
+    return {"cut": moving.end_work(job.house, record, record.sandbox)}
 
 
 @on_failure_clear

@@ -152,15 +152,21 @@ def have_image(job: Job, done: Done) -> Decided:
 
 @or_back
 def quiesce(job: Job, done: Done) -> Decided:
-    """Let current work finish, and take the gateway out of the services: not even a restart brings it up now."""
-    return {"cut": end_gateway(job.house, job.id)}
+    """Let current work finish, and end everything that runs inside."""
+    return {"cut": end_work(job.house, job.record(), job.old(done))}
 
 
-def end_gateway(house: House, agent_id: str) -> bool:
-    """Stop the gateway, for good, and return whether its work was cut."""
-    name = gateway_name(agent_id)
+def end_work(house: House, record: Record, sandbox: str) -> bool:
+    """Stop the gateway, for good, and whatever else runs in the sandbox; return whether the gateway's work was cut.
+
+    Not even a restart of the machine brings the gateway up then. The next start of the sandbox runs nothing but
+    troupe's own programs, as they are now: it may have been started by an older troupe.
+    """
+    name = gateway_name(record.id)
     cut = bool(house.services.stop((name,)))
     house.services.remove(name)
+    with suppress(SandboxGone):  # that may be why the agent moves
+        house.driver(record.driver).stop(sandbox, deadline_s=STOP_S)
     return cut
 
 
@@ -252,7 +258,7 @@ def startable(house: House, driver: str, sandbox: str) -> bool:
     """Tell whether a sandbox is there, and whole; so is one that an incomplete listing lacks."""
     listing = house.driver(driver).list()
     found = listing.find(sandbox)
-    return not listing.complete if found is None else found.state is not State.BROKEN
+    return not listing.complete if found is None else found.state in (State.RUNNING, State.STOPPED)
 
 
 def leave(job: Job, done: Done) -> Decided:

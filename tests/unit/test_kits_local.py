@@ -27,7 +27,7 @@ def changed(kits: Path, old: str, new: str) -> None:
 
 def test_the_published_kit_is_read() -> None:
     kit = local.find("hermes")
-    assert (kit.name, kit.version) == ("hermes", "0.2.0")
+    assert (kit.name, kit.version) == ("hermes", "0.3.0")
     assert (kit.sizes.cpus, kit.sizes.memory_mib, kit.sizes.storage_mib) == (1, 2048, 10240)
     assert kit.file("requirements.lock").is_file()
 
@@ -49,7 +49,7 @@ def test_an_unknown_type_is_told_with_the_known_ones(kind: str) -> None:
         ("cpus = 1", "cpus = 0", "sizes.cpus"),
         ("cpus = 1", 'cpus = "2"', "sizes.cpus"),
         ("cpus = 1", "cpus = true", "sizes.cpus"),
-        ('version = "0.2.0"', 'version = "latest"', "version"),
+        ('version = "0.3.0"', 'version = "latest"', "version"),
         ('suite = "trixie"', 'suite = "trixie main"', "image.suite"),
         ('"git"', '"--help"', "image.packages.2"),
         ('"pypi.org"', '"10.0.0.1"', "egress.0.host"),

@@ -1,0 +1,31 @@
+"""The stage that these tests play on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.model.stage import Stage, staged
+
+# Thousands of syncs prove nothing of the disk below; in memory they cost nothing.
+_FAST = Path("/dev/shm")
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stage]:
+    """Yield a stage without an agent."""
+    root = (
+        Path(tempfile.mkdtemp(prefix="troupe-", dir=_FAST))
+        if os.access(_FAST, os.W_OK)
+        else tmp_path / "stage"
+    )
+    try:
+        yield staged(root, monkeypatch)
+    finally:
+        monkeypatch.undo()
+        shutil.rmtree(root, ignore_errors=True)

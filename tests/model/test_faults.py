@@ -1,0 +1,135 @@
+"""Every operation that moves an agent, with every one of its calls failing, or being its last."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from tests.model import rules
+from tests.model.faults import Killed
+from tests.model.stage import ID, Stage, called, mark, marks
+from troupe_tasks.errors import BackupFailed, MoveFailed
+from troupe_tasks.journal import Journal
+
+# All calls with both codes take minutes: without TROUPE_SECONDS each call fails with one of them.
+LONG = "TROUPE_SECONDS" in os.environ
+CODES = (errno.ENOSPC, errno.EIO)
+
+
+class Play:
+    """One operation on an agent that has something to lose, again and again."""
+
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.stage, self.name, self.round = stage, name, 0
+        stage.create()
+        self.expected = self.mark()
+        if name == "restore":
+            stage.backup()
+
+    def mark(self) -> str:
+        expected = mark(self.stage.sandboxes.place(self.stage.record().sandbox), "what it has")
+        rules.guard(self.stage, expected)
+        return expected
+
+    def again(self) -> None:
+        """Have something to do: the next size, the next version, something to lose."""
+        self.round += 1
+        self.stage.prune(keep=1)
+        if self.name == "upgrade":
+            self.stage.publish(f"0.{self.round}.{self.round}")
+        elif self.name == "reset" and not rules.in_sandboxes(self.stage, self.expected):
+            self.expected = self.mark()
+
+    def command(self) -> object:
+        """Run it."""
+        if self.name == "resize":
+            return self.stage.resize(memory_mib=256 + 64 * (self.round % 8))
+        return {
+            "reset": self.stage.reset, "restore": self.stage.restore, "backup": self.stage.backup,
+            "upgrade": self.stage.upgrade,
+        }[self.name]()  # fmt: skip
+
+    def check(self) -> bool:
+        """Assert the rules, and return whether it is unfinished; what a reset has given up is no loss."""
+        given_up = self.name == "reset" and switched(self.stage)
+        return rules.check(self.stage, "" if given_up else self.expected) is not None
+
+    def finish(self) -> None:
+        """Run it until it ends well: what had failed before may first send the agent back."""
+        error = called(self.command)
+        if isinstance(error, MoveFailed | BackupFailed):
+            assert not self.check()
+            error = called(self.command)
+        assert error is None
+        assert not self.check()
+
+
+def switched(stage: Stage) -> bool:
+    """Tell whether the last operation has recorded that the agent lives in its new sandbox."""
+    found = [receipt for receipt in Journal(stage.paths, ID).receipts if receipt.step == "switch"]
+    return bool(found) and found[-1].decided == {"moved": True} and found[-1].number > begun(stage)
+
+
+def begun(stage: Stage) -> int:
+    """Return the number of the last operation's first receipt."""
+    return max(receipt.number for receipt in Journal(stage.paths, ID).receipts if receipt.step == "begin")
+
+
+OPERATIONS = ("resize", "restore", "backup", "upgrade", "reset")
+
+
+def codes(number: int) -> Iterator[int]:
+    yield from CODES if LONG else CODES[number % 2 :][:1]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.timeout(900)
+def test_the_nth_write_sync_or_rename_fails(stage: Stage, name: str) -> None:
+    play = Play(stage, name)
+    for number in count(1):
+        for code in codes(number):
+            play.again()
+            with stage.faults.fail(number, code):
+                error = called(play.command)
+            if not stage.faults.what:
+                assert error is None
+                assert number > 40, "the seams were not watched"
+                return
+            if play.check():
+                play.finish()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.timeout(900)
+def test_it_ends_at_any_call_and_goes_on(stage: Stage, name: str) -> None:
+    play = Play(stage, name)
+    play.again()
+    begins, at, places = 0, 1, 0
+
+    def names() -> set[str]:
+        return {path.name for path in stage.paths.receipts(ID).iterdir() if not path.name.startswith(".")}
+
+    while True:
+        known = names()
+        try:
+            with stage.faults.kill(at):
+                play.command()
+        except Killed:
+            places += 1
+        else:
+            break
+        unfinished = play.check()
+        new = names() - known
+        begins += sum(name.endswith("-begin.json") for name in new)
+        if begins and not unfinished:
+            break
+        at = 1 if new else at + 1
+    assert not play.check()
+    assert begins == 1
+    assert places > 60
+    assert marks(stage.sandboxes.place(stage.record().sandbox)) == ("" if name == "reset" else play.expected)
+    assert stage.record().move == (0 if name == "backup" else 1)

@@ -1,0 +1,197 @@
+"""Single scenes on the stage: what stands in the way of a move, and what it leaves of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.model import rules
+from tests.model.faults import Killed
+from tests.model.stage import ID, Stage, called, mark, marks
+from troupe_tasks import locks
+from troupe_tasks.errors import Locked, MoveFailed, NotReady, SandboxFailed, Unfinished
+from troupe_tasks.kits import image
+from troupe_tasks.operations import move, vault
+from troupe_tasks.paths import Paths
+from troupe_tasks.sizes import Wanted
+
+
+def has_something(stage: Stage) -> str:
+    """Create the agent and give it something to lose."""
+    stage.create()
+    expected = mark(stage.sandboxes.place(ID), "what it has")
+    rules.guard(stage, expected)
+    return expected
+
+
+def no_image(*_given: object) -> image.Image:
+    raise NotReady("there is no image")
+
+
+def test_a_move_that_was_refused_leaves_no_room_reserved_and_no_sizes_behind(stage: Stage) -> None:
+    expected = has_something(stage)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(image, "ensure_image", no_image)
+        for command in (lambda: stage.resize(memory_mib=4096), stage.reset):
+            assert isinstance(called(command), NotReady)
+            assert rules.check(stage, expected) is None
+    stage.resize(memory_mib=512)
+    assert stage.record().sizes.memory_mib == 512
+
+
+def test_a_move_that_ended_while_it_reserved_and_is_then_refused_leaves_no_room_reserved(
+    stage: Stage,
+) -> None:
+    expected = has_something(stage)
+    number = 1
+    while stage.record().moving_to is None:  # its receipt is not written yet
+        with pytest.raises(Killed), stage.faults.kill(number):
+            stage.resize(memory_mib=4096)
+        number += 1
+    stage.sandboxes.meddled[ID, "archive"] = "print('{}')"
+    assert isinstance(called(lambda: stage.resize(memory_mib=4096)), SandboxFailed)
+    stage.sandboxes.meddled.clear()
+    assert rules.check(stage, expected) is None
+    stage.publish("0.2.0")
+    stage.upgrade()
+    assert stage.record().sizes.memory_mib == 256
+    assert marks(stage.sandboxes.place(stage.record().sandbox)) == expected
+
+
+@pytest.mark.parametrize("wanted", ["up", "down"])
+@pytest.mark.parametrize("how", ["missing", "broken"])
+def test_an_agent_whose_sandbox_is_lost_comes_back_from_its_backup(
+    stage: Stage, how: str, wanted: str
+) -> None:
+    expected = has_something(stage)
+    stage.backup()
+    if wanted == "down":
+        stage.stop()
+    if how == "missing":
+        stage.sandboxes.lose(ID)
+    else:
+        stage.sandboxes.broken.add(ID)
+    stage.sandboxes.turn = "fails"
+    assert isinstance(called(stage.restore), MoveFailed)
+    assert not rules.pending(stage)
+    stage.sandboxes.turn = "answers"
+    stage.restore()
+    assert marks(stage.sandboxes.place(stage.record().sandbox)) == expected
+    assert rules.check(stage, expected) is None
+
+
+def test_an_agent_whose_sandbox_is_lost_starts_anew(stage: Stage) -> None:
+    stage.create()
+    stage.sandboxes.lose(ID)
+    stage.reset()
+    assert rules.check(stage, "") is None
+
+
+def test_no_backup_is_pruned_while_one_is_written_or_brought_back(stage: Stage) -> None:
+    has_something(stage)
+    stage.backup()
+    oldest = vault.listed(stage, ID)[0].name
+    stage.resize()
+    stage.resize()
+    tried: list[BaseException | None] = []
+    stage.sandboxes.before_transfer = lambda _sandbox: tried.append(called(stage.prune))
+    stage.sandboxes.turn = "fails"
+    assert isinstance(called(lambda: stage.restore(oldest)), MoveFailed)
+    assert [type(error) for error in tried] == [Locked, Locked]
+    with pytest.raises(Killed), stage.faults.kill(60):
+        stage.restore(oldest)
+    assert isinstance(called(stage.prune), Unfinished)
+    assert oldest in [one.name for one in vault.listed(stage, ID)]
+
+
+def damage(stage: Stage, name: str) -> None:
+    path = vault.place(stage, ID, name) / "files.tar"
+    data = bytearray(path.read_bytes())
+    data[600] ^= 1
+    path.write_bytes(data)
+
+
+def test_an_archive_taken_anew_is_not_proved_by_what_was_there_before(stage: Stage) -> None:
+    expected = has_something(stage)
+    look = stage.sandboxes.before_remove
+
+    def damaged(sandbox: str) -> None:
+        look(sandbox)
+        assert vault.listed(stage, ID)[-1].proved is None
+
+    def answer(line: str) -> None:
+        if line == "removing the sandbox that it left":
+            assert vault.listed(stage, ID)[-1].proved is not None
+            damage(stage, vault.listed(stage, ID)[-1].name)
+            stage.sandboxes.before_remove = damaged
+
+    move.resize(
+        stage, ID, Wanted(cpus=1, memory_mib=512, storage_mib=1024), finish="", over_budget=False, told=answer
+    )
+    assert rules.in_archives(stage, expected)
+    assert rules.check(stage, expected) is None
+
+
+def test_a_backup_that_does_not_read_hides_no_other(stage: Stage) -> None:
+    expected = has_something(stage)
+    stage.backup()
+    stage.resize()
+    good, bad = (vault.place(stage, ID, one.name) for one in vault.listed(stage, ID))
+    (good / "proof.json").write_text("{}")
+    (bad / "archive.json").unlink()
+    (bad / "archive.json").symlink_to("elsewhere")
+    assert [(one.name, one.proved) for one in vault.listed(stage, ID)] == [(good.name, None)]
+    stage.restore(good.name)
+    assert marks(stage.sandboxes.place(stage.record().sandbox)) == expected
+
+
+def test_a_move_ends_though_its_archive_was_damaged_after_the_old_sandbox_went(stage: Stage) -> None:
+    expected = has_something(stage)
+    with pytest.raises(Killed), stage.faults.kill(within=f"remove {ID}, half"):
+        stage.resize()
+    assert not (stage.sandboxes.place(ID) / "state").exists()
+    damage(stage, vault.listed(stage, ID)[-1].name)
+    stage.resize()
+    assert rules.check(stage, expected) is None
+
+
+def test_a_delete_takes_away_what_a_move_has_half_made(stage: Stage) -> None:
+    has_something(stage)
+    with pytest.raises(Killed), stage.faults.kill(within=f"create {ID}--1, half"):
+        stage.resize()
+    assert stage.sandboxes.all() == (ID, f"{ID}--1")
+    assert [info.id for info in stage.sandboxes.list().sandboxes] == [ID]
+    stage.delete()
+    assert rules.check(stage, "") is None
+    assert stage.sandboxes.all() == ()
+
+
+@pytest.mark.parametrize("second", ["resize", "restore", "upgrade"])
+def test_a_move_carries_what_the_agent_has_when_its_turn_comes(
+    stage: Stage, second: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = has_something(stage)
+    stage.backup()
+    stage.publish("0.2.0")
+    agent = locks.agent
+
+    @contextmanager
+    def just_before(paths: Paths, agent_id: str) -> Iterator[None]:
+        monkeypatch.setattr(locks, "agent", agent)
+        stage.publish("0.1.0")
+        stage.resize(memory_mib=2048)  # another command's, which ends as this one begins
+        stage.upgrade()
+        stage.publish("0.2.0")
+        with agent(paths, agent_id):
+            yield
+
+    monkeypatch.setattr(locks, "agent", just_before)
+    {"resize": lambda: stage.resize(memory_mib=4096), "restore": stage.restore, "upgrade": stage.upgrade}[
+        second
+    ]()
+    record = stage.record()
+    assert record.sizes.memory_mib == (4096 if second == "resize" else 2048)
+    assert rules.check(stage, expected) is None
+    assert record.move == 2

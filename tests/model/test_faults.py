@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from itertools import count
 
@@ -39,6 +40,8 @@ class Play:
         """Have something to do: the next size, the next version, something to lose."""
         self.round += 1
         self.stage.prune(keep=1)
+        # To read the receipts of a hundred moves would be most of the time.
+        shutil.rmtree(self.stage.paths.receipts(ID), ignore_errors=True)
         if self.name == "upgrade":
             self.stage.publish(f"0.{self.round}.{self.round}")
         elif self.name == "reset" and not rules.in_sandboxes(self.stage, self.expected):

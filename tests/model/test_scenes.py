@@ -11,7 +11,7 @@ from tests.model import rules
 from tests.model.faults import Killed
 from tests.model.stage import ID, Stage, called, mark, marks
 from troupe_tasks import locks
-from troupe_tasks.errors import Locked, MoveFailed, NotReady, SandboxFailed, Unfinished
+from troupe_tasks.errors import Locked, MoveFailed, NotReady, SandboxFailed, SandboxGone, Unfinished
 from troupe_tasks.kits import image
 from troupe_tasks.operations import move, vault
 from troupe_tasks.paths import Paths
@@ -195,3 +195,37 @@ def test_a_move_carries_what_the_agent_has_when_its_turn_comes(
     assert record.sizes.memory_mib == (4096 if second == "resize" else 2048)
     assert rules.check(stage, expected) is None
     assert record.move == 2
+
+
+@pytest.mark.parametrize("how", ["missing", "broken"])
+def test_starting_or_stopping_an_agent_whose_sandbox_is_lost_stands_in_no_ones_way(
+    stage: Stage, how: str
+) -> None:
+    expected = has_something(stage)
+    stage.backup()
+    if how == "missing":
+        stage.sandboxes.lose(ID)
+    else:
+        stage.sandboxes.broken.add(ID)
+    assert isinstance(called(stage.start), SandboxGone)
+    assert rules.pending(stage) is None
+    stage.stop()
+    assert rules.pending(stage) is None
+    stage.restore()
+    assert marks(stage.sandboxes.place(stage.record().sandbox)) == expected
+    assert rules.check(stage, expected) is None
+
+
+def test_what_a_killed_delete_left_keeps_no_later_agent_from_being_deleted(stage: Stage) -> None:
+    stage.create()
+    number = 1
+    while stage.paths.receipts(ID).exists():
+        try:
+            with stage.faults.kill(number):
+                stage.delete()
+        except Killed:
+            number += 1
+    assert any(stage.paths.receipts(ID).parent.iterdir())
+    stage.create()
+    stage.delete()
+    assert not any(stage.paths.receipts(ID).parent.iterdir())

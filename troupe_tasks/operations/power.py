@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from troupe_tasks import journal, locks
 from troupe_tasks import record as records
+from troupe_tasks.errors import SandboxGone
 from troupe_tasks.journal import Decided, Journal, Step
-from troupe_tasks.operations import gateway, outlets, room
+from troupe_tasks.operations import gateway, moving, outlets, room
 from troupe_tasks.operations.house import House, gateway_name
 from troupe_tasks.record import Record
 
@@ -27,6 +29,16 @@ class Job:
     def record(self) -> Record:
         """Return the agent's record."""
         return records.load(self.house.paths, self.id)
+
+
+def look(job: Job, done: Done) -> Decided:
+    """Raise SandboxGone when there is nothing to start: begun, it could never be finished, and kept a restore out."""
+    if not moving.usable(job.house, job.record()):
+        raise SandboxGone(
+            f"the sandbox of {job.id} is gone, or not whole",
+            hint=f"`troupe restore {job.id}` brings its newest backup back; `troupe reset {job.id}` starts it anew.",
+        )
+    return {}
 
 
 def reserve(job: Job, done: Done) -> Decided:
@@ -65,13 +77,15 @@ def stop_gateway(job: Job, done: Done) -> Decided:
 
 
 def stop_sandbox(job: Job, done: Done) -> Decided:
-    """Stop the sandbox."""
+    """Stop the sandbox; one that is gone does not run."""
     record = job.record()
-    job.house.driver(record.driver).stop(record.sandbox, deadline_s=_SANDBOX_STOP_S)
+    with suppress(SandboxGone):
+        job.house.driver(record.driver).stop(record.sandbox, deadline_s=_SANDBOX_STOP_S)
     return {}
 
 
 START: tuple[Step[Job], ...] = (
+    Step("look", look, "looking at the sandbox", only_looks=True),
     Step("reserve", reserve, "reserving room"),
     Step("egress", open_egress, "opening its way out"),
     Step("gateway", start_gateway, "starting the gateway"),

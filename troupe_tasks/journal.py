@@ -135,6 +135,12 @@ class Journal:
         if pending is not None:
             raise self._refusal(pending, "")
 
+    def refuse_others(self, operation: str) -> None:
+        """Raise Unfinished when another operation was interrupted: what it has not made yet can't be read."""
+        pending = self.unfinished()
+        if pending is not None and pending.operation != operation:
+            raise self._refusal(pending, operation)
+
     def _refusal(self, pending: Open, operation: str) -> Unfinished:
         other = pending.operation if pending.operation != operation else f"{operation} with other settings"
         return Unfinished(

@@ -12,7 +12,7 @@ from tests.model.faults import Killed
 from tests.model.stage import ID, Stage, called, mark, marks
 from troupe_tasks import locks
 from troupe_tasks.errors import Locked, MoveFailed, NotReady, SandboxFailed, SandboxGone, Unfinished
-from troupe_tasks.kits import image
+from troupe_tasks.kits import image, pins
 from troupe_tasks.operations import move, vault
 from troupe_tasks.paths import Paths
 from troupe_tasks.sizes import Wanted
@@ -229,3 +229,13 @@ def test_what_a_killed_delete_left_keeps_no_later_agent_from_being_deleted(stage
     stage.create()
     stage.delete()
     assert not any(stage.paths.receipts(ID).parent.iterdir())
+
+
+@pytest.mark.parametrize("name", ["reset", "resize", "upgrade", "backup", "stop", "start", "prune"])
+def test_a_create_that_got_nowhere_is_named_to_whoever_asks_for_more(stage: Stage, name: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pins, "pin", no_image)
+        assert isinstance(called(stage.create), NotReady)
+    error = called(getattr(stage, name))
+    assert isinstance(error, Unfinished)
+    assert "troupe create" in error.hint

@@ -161,6 +161,7 @@ def resize(
     asked = {key: str(getattr(wanted, key)) for key in ("cpus", "memory_mib", "storage_mib")}
     with locks.agent(house.paths, agent_id):  # what it has now is what it moves with
         record = records.load(house.paths, agent_id)
+        Journal(house.paths, agent_id).refuse_others("resize")
         given = settled(house, agent_id, wanted)
         job = _job(house, record, given, over_budget=over_budget, told=told)
         return _perform(job, "resize", inputs=asked, finish=finish)
@@ -178,6 +179,7 @@ def restored(
     finish = f"troupe restore {agent_id} {name} --yes"
     with locks.agent(house.paths, agent_id):
         record = records.load(house.paths, agent_id)
+        Journal(house.paths, agent_id).refuse_others("restore")
         job = _job(house, record, record.sizes, over_budget=over_budget, told=told, backup=name)
         return _perform(job, "restore", inputs={"backup": name}, finish=finish)
 

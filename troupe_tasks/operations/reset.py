@@ -76,8 +76,8 @@ def _job(house: House, agent_id: str, *, over_budget: bool, told: Callable[[str]
 
 def check(house: House, agent_id: str) -> list[str]:
     """Return what a reset would do, step by step; raise what would stop it. Nothing is changed."""
-    job = _job(house, agent_id, over_budget=False, told=lambda _line: None)
     Journal(house.paths, agent_id).refuse_unfinished()
+    job = _job(house, agent_id, over_budget=False, told=lambda _line: None)
     prove(job)
     return [step.doing for step in STEPS]
 
@@ -85,8 +85,9 @@ def check(house: House, agent_id: str) -> list[str]:
 def reset(house: House, agent_id: str, *, over_budget: bool, told: Callable[[str], None]) -> SelfTest:
     """Reset an agent, or go on resetting it, and return its first answer. Raises MoveFailed when it went back."""
     with locks.agent(house.paths, agent_id):
-        job = _job(house, agent_id, over_budget=over_budget, told=told)
         book = Journal(house.paths, agent_id)
+        book.refuse_others("reset")
+        job = _job(house, agent_id, over_budget=over_budget, told=told)
         opened = book.open("reset", inputs={}, finish=f"troupe reset {agent_id} --yes")
         done = journal.perform(book, opened, job, STEPS, told=lambda step: told(step.doing))
     return moving.result_of(done)

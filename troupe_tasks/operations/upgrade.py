@@ -120,8 +120,10 @@ def newest(house: House, agent_id: str, *, login: Login, told: Callable[[str], N
     An upgrade that has begun goes on with the version that it began with.
     """
     record = records.load(house.paths, agent_id)
-    begun = Journal(house.paths, agent_id).unfinished()
-    if begun is not None and begun.operation == "upgrade":
+    book = Journal(house.paths, agent_id)
+    book.refuse_others("upgrade")
+    begun = book.unfinished()
+    if begun is not None:
         digest = begun.inputs.get("digest")
         kit = pins.pinned(house.paths, record.kit.type, str(begun.inputs["version"]))
         return Found(kit, str(digest) if digest else None)

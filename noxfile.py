@@ -47,7 +47,7 @@ class Totals:
             print("\nNot run here:")
             for reason, count in sorted(self.why.items()):
                 print(f"  {count:4d} x {reason}")
-        if left := sorted({"bench", "guest", "keys", *DEFAULT} - set(self.sessions)):
+        if left := sorted({"bench", "chaos", "guest", "keys", *DEFAULT} - set(self.sessions)):
             print(f"\nSessions not asked for: {', '.join(left)} (`./troupe test -s NAME` runs one)")
         print(f"\n{self.passed} passed, {self.failed} failed, {self.skipped} skipped", flush=True)
 
@@ -133,8 +133,8 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def unit(session: nox.Session) -> None:
-    """Run the unit tests."""
-    tests(session, "tests/unit", "-q")
+    """Run the unit tests, and the moves on a stage: every fault, and random walks for a quarter of a minute."""
+    tests(session, "tests/unit", "tests/model", "-q")
 
 
 @nox.session
@@ -147,6 +147,14 @@ def contract(session: nox.Session) -> None:
 def integration(session: nox.Session) -> None:
     """Run real agents in real sandboxes through their whole life."""
     tests(session, "tests/integration", "-q", "-m", "not chaos", "--durations=10", *SIDE_BY_SIDE)
+
+
+@nox.session
+def chaos(session: nox.Session) -> None:
+    """Walk at random for half an hour (TROUPE_SECONDS), fail every call in every way, and kill at every place."""
+    crashes = sorted(str(path) for path in (ROOT / "tests" / "integration").glob("test_crash*.py"))
+    session.env["TROUPE_SECONDS"] = os.environ.get("TROUPE_SECONDS", "1800")
+    tests(session, "tests/model", *crashes, "-q", "-s", "--durations=10")
 
 
 @nox.session

@@ -16,14 +16,15 @@ from tests.model.stage import Stage, staged
 _FAST = Path("/dev/shm")
 
 
+def somewhere_fast(otherwise: Path) -> Path:
+    """Return a new folder in memory, or below another one where there is no such place."""
+    return Path(tempfile.mkdtemp(prefix="troupe-", dir=_FAST if os.access(_FAST, os.W_OK) else otherwise))
+
+
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stage]:
     """Yield a stage without an agent."""
-    root = (
-        Path(tempfile.mkdtemp(prefix="troupe-", dir=_FAST))
-        if os.access(_FAST, os.W_OK)
-        else tmp_path / "stage"
-    )
+    root = somewhere_fast(tmp_path)
     try:
         yield staged(root, monkeypatch)
     finally:

@@ -14,7 +14,6 @@ from tests.model import rules
 from tests.model.faults import Killed
 from tests.model.stage import ID, Stage, called, mark, marks
 from troupe_tasks.errors import BackupFailed, MoveFailed
-from troupe_tasks.journal import Journal
 
 # All calls with both codes take minutes: without TROUPE_SECONDS each call fails with one of them.
 LONG = "TROUPE_SECONDS" in os.environ
@@ -58,7 +57,7 @@ class Play:
 
     def check(self) -> bool:
         """Assert the rules, and return whether it is unfinished; what a reset has given up is no loss."""
-        given_up = self.name == "reset" and switched(self.stage)
+        given_up = self.name == "reset" and rules.switched(self.stage)
         return rules.check(self.stage, "" if given_up else self.expected) is not None
 
     def finish(self) -> None:
@@ -69,17 +68,6 @@ class Play:
             error = called(self.command)
         assert error is None
         assert not self.check()
-
-
-def switched(stage: Stage) -> bool:
-    """Tell whether the last operation has recorded that the agent lives in its new sandbox."""
-    found = [receipt for receipt in Journal(stage.paths, ID).receipts if receipt.step == "switch"]
-    return bool(found) and found[-1].decided == {"moved": True} and found[-1].number > begun(stage)
-
-
-def begun(stage: Stage) -> int:
-    """Return the number of the last operation's first receipt."""
-    return max(receipt.number for receipt in Journal(stage.paths, ID).receipts if receipt.step == "begin")
 
 
 OPERATIONS = ("resize", "restore", "backup", "upgrade", "reset")

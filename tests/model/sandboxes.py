@@ -160,10 +160,6 @@ class Folders:
         shutil.rmtree(self.place(sandbox_id))
         self.running.discard(sandbox_id)
 
-    def restart_machine(self) -> None:
-        """End all that runs."""
-        self.running.clear()
-
     def isolation(self) -> Isolation:
         return Isolation.GVISOR
 

@@ -69,8 +69,9 @@ class Keeper:
             self._faults.step(f"start {name}")
             self.up[name] = True
             if name.startswith("gateway-"):
-                record = records.load(self._house.paths, name.removeprefix("gateway-"))
-                self._house.sandboxes.running.add(record.sandbox)
+                record = records.find(self._house.paths, name.removeprefix("gateway-"))
+                if record is not None and self._house.sandboxes.place(record.sandbox).is_dir():
+                    self._house.sandboxes.running.add(record.sandbox)
 
     def stop(self, names: Iterable[str]) -> tuple[str, ...]:
         for name in names:
@@ -170,6 +171,11 @@ class Stage(House):
 
     def delete(self) -> None:
         delete.delete(self, ID, told=self.said.append)
+
+    def restart_machine(self) -> None:
+        """End all that runs; the services bring their gateways up again, with the sandboxes that these need."""
+        self.sandboxes.running.clear()
+        self.keeper.start([name for name, up in self.keeper.up.items() if up])
 
     def publish(self, version: str) -> None:
         """Have a newer version of the kit, with another seed."""

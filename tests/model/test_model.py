@@ -86,8 +86,8 @@ class Walk:
         kind = self.dice.random()
         if self.pending:
             if kind < 0.15:
-                self.stage.sandboxes.running.clear()  # the machine restarts
-                self.stage.keeper.up.clear()
+                self.steps.append("the machine restarts")
+                self.stage.restart_machine()
             if kind < 0.6:
                 self.finish()
             elif kind < 0.8:

@@ -124,9 +124,9 @@ class Journal:
             return pending
         if pending is not None and not supersedes:
             raise self._refusal(pending, operation)
-        if pending is not None:
-            self.write(pending.operation, ABANDONED, {"by": operation})
-        self.write(operation, BEGIN, {"inputs": dict(inputs), "finish": finish})
+        # In the same receipt: between two of them neither would be unfinished, whatever is half done.
+        gives_up = {"gives_up": pending.operation} if pending is not None else {}
+        self.write(operation, BEGIN, {"inputs": dict(inputs), "finish": finish, **gives_up})
         return Open(operation, inputs, finish, {})
 
     def refuse_unfinished(self) -> None:

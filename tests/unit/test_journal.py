@@ -168,10 +168,10 @@ def test_superseding_gives_up_the_other_and_resumes_itself(paths: Paths) -> None
     opened = begun(paths).open("delete", inputs={}, finish="troupe delete a", supersedes=True)
     assert opened.done == {}
     journal = Journal(paths, "a")
-    assert [receipt.step for receipt in journal.receipts[-2:]] == [
-        journal_module.ABANDONED,
-        journal_module.BEGIN,
-    ]
+    last = journal.receipts[-1]
+    assert (last.operation, last.step) == ("delete", journal_module.BEGIN)
+    assert last.decided["gives_up"] == "create"
+    assert journal.receipts[-2].operation == "create"  # at no moment is neither of them unfinished
     journal.write("delete", "stop", {})
     resumed = Journal(paths, "a").open("delete", inputs={"changed": True}, finish="x", supersedes=True)
     assert resumed.done == {"stop": {}}

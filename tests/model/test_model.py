@@ -25,7 +25,15 @@ from tests.model.faults import Killed
 from tests.model.stage import ID, Stage, called, mark, marks, staged
 from tests.model.test_hostile import archiving
 from troupe_tasks import locks, resources
-from troupe_tasks.errors import BackupFailed, Locked, MoveFailed, NotFound, TroupeError, Unfinished
+from troupe_tasks.errors import (
+    BackupFailed,
+    Locked,
+    MoveFailed,
+    NotFound,
+    SandboxGone,
+    TroupeError,
+    Unfinished,
+)
 from troupe_tasks.operations import vault
 
 SECONDS = float(os.environ.get("TROUPE_SECONDS", "15"))
@@ -169,8 +177,12 @@ class Walk:
         before = snapshot(self.stage)
         error = self.with_fault(name, fault)
         self.steps[-1] += f": {error!r}"
+        was = self.now
         self.settle(name, may_be)
-        if fault:
+        if fault == "no turn" and name in MOVES and after is not None:
+            assert isinstance(error, MoveFailed)
+            assert self.now == was
+        elif fault:
             assert (
                 going_on
                 or fault not in {"no turn", "hostile"}
@@ -178,7 +190,7 @@ class Walk:
                 or name in {"start", "stop"}
             )
         elif going_on:
-            assert error is None or isinstance(error, MoveFailed | BackupFailed)
+            self.has_ended(error)
             assert not self.pending
         elif after is None and name != "delete":
             assert isinstance(error, TroupeError)
@@ -209,15 +221,22 @@ class Walk:
             sandboxes.meddled.clear()
 
     def finish(self) -> None:
-        """Run what finishes the interrupted operation: it ends, well or where it had been before."""
+        """Run what finishes the interrupted operation: it ends, well or where it had been before.
+
+        Of a sandbox that was lost before it began, it is refused, and so ends as well.
+        """
         name, may_be = self.pending, self.may_be
         self.steps.append(f"{name} is finished")
         self.guard(name)
         error = called(lambda: self.run(name))
         self.steps[-1] += f": {error!r}"
-        assert error is None or isinstance(error, MoveFailed | BackupFailed)
+        self.has_ended(error)
         self.settle(name, may_be)
         assert not self.pending
+
+    def has_ended(self, error: object) -> None:
+        lost = self.now.marks == "lost" and isinstance(error, SandboxGone)
+        assert error is None or lost or isinstance(error, MoveFailed | BackupFailed)
 
     def refused(self, name: str) -> None:
         """Run another operation while one is unfinished: it changes nothing."""

@@ -55,9 +55,10 @@ ENDINGS = {
     "tells nothing": archiving("os.write(1, b'hello')", report=[]),
     "tells too much": archiving("os.write(1, b'hello')", report=[[["x" * 90_000]]]),
     "never ends": archiving("\n    while True: os.write(1, bytes(1 << 20))"),
+    # Between what it reads and its second look at it.
     "changes meanwhile": ARCHIVE.replace(
-        "            self.out.end()\n",
-        "            self.out.end()\n            open(folders[0] + b'/new', 'w').close()\n",
+        "self.out.write(bytes(1024))",
+        "self.out.write(bytes(1024)); open(folders[0] + b'/new', 'w').close()",
     ),
     "measures nonsense": measuring("'[' * 60000"),
     "measures less than nothing": measuring("""'{"bytes": -1, "entries": 0}'"""),

@@ -22,7 +22,7 @@ BIN = Path(sys.executable).parent
 REPORTS = ROOT / ".nox" / "reports"
 # The kit image and gVisor, which the sessions with sandboxes share and a second run finds again.
 HOUSE = ROOT / ".nox" / "house"
-DEFAULT = ["lint", "docs", "unit", "contract", "integration"]
+DEFAULT = ["lint", "docs", "unit", "model", "contract", "integration"]
 
 nox.needs_version = ">=2025.10.16"
 nox.options.default_venv_backend = "none"
@@ -133,8 +133,14 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def unit(session: nox.Session) -> None:
-    """Run the unit tests, and the moves on a stage: every fault, and random walks for a quarter of a minute."""
-    tests(session, "tests/unit", "tests/model", "-q")
+    """Run the unit tests."""
+    tests(session, "tests/unit", "-q")
+
+
+@nox.session
+def model(session: nox.Session) -> None:
+    """Run the moves on a stage: every fault, and random walks for a quarter of a minute."""
+    tests(session, "tests/model", "-q", *SIDE_BY_SIDE)
 
 
 @nox.session

@@ -109,9 +109,8 @@ def delete(house: House, agent_id: str, *, told: Callable[[str], None]) -> None:
                 _make_room(house, agent_id)
                 _unrecorded(house, agent_id, told=told)
             if paths.receipts(agent_id).exists():
-                durable.remove_tree(
-                    _leftover(paths, agent_id)
-                )  # an earlier agent's, whose delete was killed here
+                # Of an earlier agent, whose delete was killed here.
+                durable.remove_tree(_leftover(paths, agent_id))
                 durable.rename(paths.receipts(agent_id), _leftover(paths, agent_id))
         with locks.machine(paths):
             if not house.records():  # a create that has begun has its record

@@ -178,6 +178,12 @@ class SandboxGone(SandboxFailed):
     hint = "`troupe status ID` says what is there. Nothing was removed."
 
 
+class DaemonFailed(SandboxFailed):
+    """The daemon that runs the sandboxes does not answer, or its answer can't be relied on."""
+
+    hint = "`sbx daemon restart` mends most of this; it stops every sandbox. `sbx diagnose` tells more."
+
+
 class SelfTestFailed(SandboxFailed):
     """The agent was created, but its first message got no good answer."""
 

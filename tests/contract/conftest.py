@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from tests.contract.standin_sbx import sbx as standin
 from troupe_tasks.errors import NotReady
 from troupe_tasks.host import apt
 from troupe_tasks.kits import image as kit_image
@@ -20,23 +22,34 @@ from troupe_tasks.kits import local
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox.drivers import open_driver
 from troupe_tasks.sandbox.protocol import Isolation, Sandboxes, SandboxSpec, Sizes
+from troupe_tasks.sandbox.sbx import template
+from troupe_tasks.sandbox.sbx.driver import Sbx
 
 SMALL = Sizes(cpus=1, memory_mib=256, storage_mib=64, processes=64, open_files=256)
 
 
 class House:
-    """One driver on folders of its own, and the sandboxes made in it."""
+    """One driver on folders of its own, and the sandboxes made in it; `opening` opens it in another process."""
+
+    small = SMALL
 
     def __init__(self, driver: Sandboxes, paths: Paths, image: Path) -> None:
         self.driver, self.paths, self.image = driver, paths, image
+        isolation = driver.isolation().value
+        self.opening = f"open_driver('capsule', Paths.from_env(), isolation=Isolation('{isolation}'))"
 
-    def spec(self, sandbox_id: str, *, sizes: Sizes = SMALL) -> SandboxSpec:
+    def only(self, *names: str, why: str) -> None:
+        """Skip a test that can't be put to another driver."""
+        if self.driver.name not in names:
+            pytest.skip(f"{self.driver.name}: {why}")
+
+    def spec(self, sandbox_id: str, *, sizes: Sizes | None = None) -> SandboxSpec:
         return SandboxSpec(
-            id=sandbox_id, sizes=sizes, image=self.image, egress=self.paths.egress(sandbox_id) / "socket",
+            id=sandbox_id, sizes=sizes or self.small, image=self.image, egress=self.paths.egress(sandbox_id) / "socket",
             env={"TROUPE_SAMPLE": "from the spec"},
         )  # fmt: skip
 
-    def started(self, sandbox_id: str, *, sizes: Sizes = SMALL) -> str:
+    def started(self, sandbox_id: str, *, sizes: Sizes | None = None) -> str:
         self.driver.create(self.spec(sandbox_id, sizes=sizes))
         self.driver.start(sandbox_id)
         return sandbox_id
@@ -76,19 +89,67 @@ def runsc(request: pytest.FixtureRequest) -> Path | None:
     return None
 
 
-@pytest.fixture(scope="session", params=[Isolation.GVISOR, Isolation.NAMESPACES], ids=lambda kind: kind.value)
+class Docker(House):
+    """The sbx driver, on a stand-in for Docker's program."""
+
+    small = SMALL.model_copy(update={"memory_mib": 512})  # the least that sbx gives
+
+    def __init__(self, paths: Paths, image: Path, home: Path, runsc: Path) -> None:
+        self.standin = standin.install(home, runsc)
+        # What troupe does once, and a test of its own does here: having the image among sbx's templates.
+        standin.Place(self.standin).put("templates", {template.tag(image): str(image)})
+        standin.Place(self.standin).put("policy", {"default": "balanced"})
+        self.driver, self.paths, self.image = Sbx(paths), paths, image
+        self.opening = "open_driver('sbx', Paths.from_env())"
+
+    @contextmanager
+    def ill(self, **how: object) -> Iterator[None]:
+        """Let the stand-in misbehave."""
+        standin.Place(self.standin).put("misbehave", how)
+        try:
+            yield
+        finally:
+            standin.Place(self.standin).put("misbehave", {})
+
+    def calls(self) -> list[list[str]]:
+        """Return the words of every call so far."""
+        lines = (self.standin / "calls.log").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line)["argv"] for line in lines]
+
+
+@contextmanager
+def docker(image: Path, runsc: Path | None) -> Iterator[Docker]:
+    """Yield a house of the sbx driver."""
+    if runsc is None or os.geteuid() != 0:
+        pytest.skip("the stand-in for sbx needs gVisor, and root for its two users inside")
+    home = Path(tempfile.mkdtemp(prefix="troupe-docker-"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{home / 'bin'}:{os.environ['PATH']}")
+        made = Docker(Paths.from_env({"HOME": str(home)}), image, home, runsc)
+        yield made
+        for info in made.driver.list().sandboxes:
+            if info.id is not None:
+                made.driver.remove(info.id)
+    shutil.rmtree(home)
+
+
+@pytest.fixture(scope="session", params=["gvisor", "namespaces", "sbx"])
 def house(request: pytest.FixtureRequest, image: Path, runsc: Path | None) -> Iterator[House]:
+    if request.param == "sbx":
+        with docker(image, runsc) as made:
+            yield made
+        return
     home = Path(tempfile.mkdtemp(prefix="troupe-contract-"))
     paths = Paths.from_env({"HOME": str(home)})
     if runsc is not None:
         paths.tools.mkdir(parents=True, mode=0o700)
         (paths.tools / "runsc").symlink_to(runsc)
-    driver = open_driver("capsule", paths, isolation=request.param)
+    driver = open_driver("capsule", paths, isolation=Isolation(request.param))
     try:
         driver.isolation()
     except NotReady as error:
         shutil.rmtree(home)
-        pytest.skip(f"{request.param.value}: {error}")
+        pytest.skip(f"{request.param}: {error}")
     yield House(driver, paths, image)
     for info in driver.list().sandboxes:
         if info.id is not None:

@@ -12,6 +12,10 @@ NAMES = ("capsule",)
 
 def open_driver(name: str, paths: Paths, *, isolation: Isolation | None = None) -> Sandboxes:
     """Return a driver; with isolation, one that makes sandboxes of that kind alone. Raises UsageError."""
+    if name == "sbx":
+        from troupe_tasks.sandbox.sbx.driver import Sbx
+
+        return Sbx(paths)
     if name != "capsule":
         raise UsageError(f"there is no driver '{line(name, 40)}'", hint=f"Accepted: {', '.join(NAMES)}.")
     from troupe_tasks.sandbox.capsule.driver import Capsule

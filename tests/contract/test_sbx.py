@@ -1,0 +1,279 @@
+"""What the sbx driver does when sbx, its daemon or somebody else misbehaves; the stand-in does so on demand."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.conftest import Docker, docker
+from tests.contract.standin_sbx import sbx as standin
+from troupe_tasks import durable
+from troupe_tasks.errors import (
+    DaemonFailed,
+    NotReady,
+    Refused,
+    SandboxFailed,
+    SandboxGone,
+    SandboxTimeout,
+    TroupeError,
+)  # fmt: skip
+from troupe_tasks.sandbox.protocol import State
+from troupe_tasks.sandbox.sbx import calls, driver, making, saved, template, way_out
+
+ONE = "calm"
+
+
+@pytest.fixture(scope="module")
+def dock(image: Path, runsc: Path | None) -> Iterator[Docker]:
+    """Yield a house of the sbx driver with one sandbox, made and started, that holds a word."""
+    with docker(image, runsc) as made:
+        made.started(ONE)
+        made.driver.run(ONE, ["sh", "-c", "echo kept >/state/word"], deadline_s=30)
+        yield made
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no call wait longer than a second."""
+    monkeypatch.setattr(calls, "ASK_S", 1.0)
+    for name in ("_START_S", "_STOP_S", "_REAP_S"):
+        monkeypatch.setattr(driver, name, 1.0)
+
+
+def named(dock: Docker, one: str = ONE) -> str:
+    return saved.load(dock.paths, one).name
+
+
+def docker_has(dock: Docker) -> list[str]:
+    return [one["name"] for one in standin.Place(dock.standin).sandboxes()]
+
+
+def word(dock: Docker) -> bytes:
+    dock.driver.start(ONE)
+    return dock.driver.run(ONE, ["cat", "/state/word"], deadline_s=30).stdout
+
+
+def asks(dock: Docker) -> list[Callable[[], object]]:
+    """Return everything that is asked about a sandbox by its ID."""
+    one = dock.driver
+    return [
+        lambda: one.start(ONE),
+        lambda: one.stop(ONE, deadline_s=0.1),
+        lambda: one.attach(ONE, ["true"]),
+        lambda: one.create(dock.spec(ONE)),
+        lambda: one.remove(ONE),
+    ]
+
+
+def test_an_exec_that_is_stuck_is_ended_at_its_deadline(
+    dock: Docker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert word(dock) == b"kept\n"
+    monkeypatch.setattr(driver, "_REAP_S", 1.0)
+    with dock.ill(hang=["exec"]), pytest.raises(SandboxTimeout):
+        dock.driver.run(ONE, ["true"], deadline_s=1)
+
+
+def test_a_daemon_that_hangs_costs_a_deadline_and_is_said(dock: Docker, impatient: None) -> None:
+    with dock.ill(hang=["ls"]):
+        for ask in asks(dock)[1:]:
+            began = time.monotonic()
+            with pytest.raises(DaemonFailed, match="did not answer within 1 s") as told:
+                ask()
+            assert time.monotonic() - began < 10
+            assert "sbx daemon restart" in told.value.hint
+    assert dock.driver.list().find(ONE) is not None
+
+
+def test_a_stop_that_hangs_ends_at_its_deadline(dock: Docker, impatient: None) -> None:
+    with dock.ill(hang=["stop"]), pytest.raises(DaemonFailed, match="`sbx stop` did not answer"):
+        dock.driver.stop(ONE, deadline_s=0.1)
+    assert dock.driver.list().find(ONE) is not None
+
+
+def test_what_is_recorded_but_not_listed_is_missing_and_never_taken_for_removed(dock: Docker) -> None:
+    before = docker_has(dock)
+    with dock.ill(forget=True):
+        info = dock.driver.list().find(ONE)
+        assert info is not None
+        assert info.state is State.MISSING
+        for ask in asks(dock):
+            with pytest.raises(SandboxGone, match="on record, but sbx does not list it"):
+                ask()
+        assert docker_has(dock) == before
+        calls.do(["daemon", "restart"])
+        assert word(dock) == b"kept\n"
+    assert saved.load(dock.paths, ONE).identity is not None
+
+
+def test_another_sandbox_under_the_name_is_left_alone(dock: Docker) -> None:
+    place = standin.Place(dock.standin)
+    mine = place.find(named(dock))
+    place.keep({**mine, "id": "somebody-elses"})
+    try:
+        info = dock.driver.list().find(ONE)
+        assert info is not None
+        assert (info.state, info.identity) == (State.BROKEN, "somebody-elses")
+        for ask in asks(dock):
+            with pytest.raises(SandboxGone, match="is not the one on record"):
+                ask()
+        assert named(dock) in docker_has(dock)
+    finally:
+        place.keep(mine)
+    assert word(dock) == b"kept\n"
+
+
+def test_one_that_sbx_started_by_itself_runs_nothing_of_ours(dock: Docker) -> None:
+    dock.driver.start(ONE)
+    calls.do(["stop", named(dock)], deadline_s=30)
+    calls.do(["exec", named(dock), "true"], deadline_s=30)
+    with pytest.raises(SandboxGone):
+        dock.driver.run(ONE, ["true"], deadline_s=30)
+    assert word(dock) == b"kept\n"
+
+
+def test_a_start_that_fails_makes_nothing_anew(dock: Docker) -> None:
+    dock.driver.stop(ONE, deadline_s=0.1)
+    before = docker_has(dock)
+    with dock.ill(broken_start=True), pytest.raises(DaemonFailed, match="the sandbox daemon does not work"):
+        dock.driver.start(ONE)
+    assert docker_has(dock) == before
+    assert word(dock) == b"kept\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "says", "hint"),
+    [
+        ({"signed_out": True}, NotReady, "not signed in", "sbx login"),
+        ({"garbage": "all is well"}, DaemonFailed, "no answer that reads", "sbx daemon restart"),
+        ({"garbage": '{"sandboxes": null}'}, DaemonFailed, "another form", "sbx daemon restart"),
+        ({"garbage": "{}"}, DaemonFailed, "another form", "sbx daemon restart"),
+        ({"no_ids": True}, DaemonFailed, "another form", "sbx daemon restart"),
+        ({"says": {"ls": "database is at major version 6, this knows 1"}}, NotReady, "another release's", "sbx reset"),
+        ({"says": {"ls": "something new \x1b[31m"}}, SandboxFailed, "`sbx ls` failed", "sbx diagnose"),
+    ],
+)  # fmt: skip
+def test_a_listing_that_fails_is_no_empty_listing(
+    dock: Docker, how: dict[str, object], error: type[TroupeError], says: str, hint: str
+) -> None:
+    with dock.ill(**how), pytest.raises(error, match=says) as told:
+        dock.driver.list()
+    assert hint in told.value.hint
+    assert "\x1b" not in str(told.value)
+
+
+def test_a_daemon_that_has_to_be_started_first_is_understood(dock: Docker) -> None:
+    with dock.ill(daemon="stopped"):
+        assert dock.driver.list().find(ONE) is not None
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ({"client": {"version": "v0.47.2"}, "server": {"state": "unavailable"}}, "0.48 or newer"),
+        ({"client": {"version": "nightly"}}, "0.48 or newer"),
+        ({"client": {"version": "v0.49.0"}, "server": {"state": "running", "version": "v0.48.0"}}, "its daemon is"),
+    ],
+)  # fmt: skip
+def test_old_and_mixed_releases_are_not_ready(dock: Docker, found: dict[str, object], says: str) -> None:
+    with dock.ill(version=found), pytest.raises(NotReady, match=says):
+        dock.driver.isolation()
+
+
+def test_a_clock_that_is_hours_off_is_set_by_another_start_or_told(dock: Docker) -> None:
+    dock.driver.start(ONE)
+    way_out.stop(dock.paths, ONE)
+    with dock.ill(clock_off_s=7200):
+        assert word(dock) == b"kept\n"
+    way_out.stop(dock.paths, ONE)
+    with dock.ill(clock_off_s=7200, clock_stays_off=True), pytest.raises(SandboxFailed, match="-7200 s off"):
+        dock.driver.start(ONE)
+
+
+def test_a_create_that_was_killed_half_way_goes_on_or_says_that_sbx_forgot(dock: Docker) -> None:
+    spec = dock.spec("half")
+    with dock.ill(die_half_made=True), pytest.raises(TroupeError):
+        dock.driver.create(spec)
+    assert named(dock, "half") in docker_has(dock)
+    with dock.ill(forget=True), pytest.raises(DaemonFailed, match="but does not list it") as told:
+        dock.driver.create(spec)
+    assert "already exists" in told.value.cause
+    with dock.ill(network_left=True), pytest.raises(DaemonFailed, match="still has a part"):
+        dock.driver.create(spec)
+    identity = dock.driver.create(spec)
+    assert dock.driver.create(spec) == identity
+    with dock.ill(half_removed=True), pytest.raises(DaemonFailed, match="still lists it"):
+        dock.driver.remove("half")
+    info = dock.driver.list().find("half")
+    assert info is not None
+    assert info.state is State.BROKEN
+    dock.driver.remove("half")
+    assert dock.driver.list().find("half") is None
+
+
+def test_a_sandbox_whose_walls_are_not_proved_is_not_kept(dock: Docker) -> None:
+    with dock.ill(policy_open=True), pytest.raises(SandboxFailed, match="network stays open"):
+        dock.driver.create(dock.spec("open"))
+    assert [name for name in docker_has(dock) if "open" in name] == []
+    dock.driver.remove("open")
+    with dock.ill(mounts=["/home/me"]), pytest.raises(SandboxFailed, match="a folder of the host"):
+        making.prove_walls(named(dock))
+
+
+def test_too_little_memory_is_refused_before_anything_is_made(dock: Docker) -> None:
+    small = dock.small.model_copy(update={"memory_mib": 256})
+    with pytest.raises(Refused, match="512 MiB"):
+        dock.driver.create(dock.spec("tiny", sizes=small))
+    assert not dock.paths.sandbox("tiny").exists()
+
+
+def test_strangers_are_listed_as_such_in_one_call(dock: Docker) -> None:
+    place = standin.Place(dock.standin)
+    place.keep({"name": "other", "id": "x", "below": "other", "created_at": ""})
+    try:
+        before = len(dock.calls())
+        listing = dock.driver.list()
+        assert len(dock.calls()) == before + 1
+    finally:
+        (dock.standin / "sandboxes/other.json").unlink()
+    assert [(info.name, info.sizes) for info in listing.sandboxes if info.id is None] == [("other", None)]
+
+
+def test_sbx_is_given_no_ssh_agent_and_sends_no_telemetry(
+    dock: Docker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/agent")
+    monkeypatch.setenv("SECRET_OF_MINE", "x")
+    dock.driver.list()
+    last = json.loads((dock.standin / "calls.log").read_text(encoding="utf-8").splitlines()[-1])
+    assert "SBX_NO_TELEMETRY" in last["env"]
+    assert not {"SSH_AUTH_SOCK", "SECRET_OF_MINE"} & set(last["env"])
+
+
+def test_an_image_is_loaded_once_with_the_agents_folders_as_its_own(dock: Docker, tmp_path: Path) -> None:
+    image = tmp_path / "tiny-1.0.0" / "rootfs"
+    for name in ("usr/bin", "state", "workspace"):
+        (image / name).mkdir(parents=True)
+    (image / "usr/bin/hello").write_text("hi")
+    tag = template.ensure(dock.paths, image)
+    before = len(dock.calls())
+    assert template.ensure(dock.paths, image) == tag
+    assert [words[:2] for words in dock.calls()[before:]] == [["template", "ls"]]
+    root = Path(standin.Place(dock.standin).get("templates", {})[tag])
+    assert (root / "usr/bin/hello").read_text() == "hi"
+    assert (root / "usr/bin").stat().st_uid == 0
+    assert (root / "state").stat().st_uid == (root / "workspace").stat().st_uid == 1000
+    assert not (dock.paths.run / "template").exists()
+
+
+def test_the_files_of_a_sandbox_say_how_it_was_made(dock: Docker) -> None:
+    folder = dock.paths.sandbox(ONE)
+    made = json.loads(durable.read_private(folder / "sbxenv.yaml"))
+    assert made["sandboxOptions"]["memory"] == "512m"
+    assert "workspace" not in made
+    assert json.loads(durable.read_private(folder / "mixin/spec.yaml"))["kind"] == "mixin"
+    assert b"DOCKER_SANDBOXES_ROOT_SIZE=64m\n" in durable.read_private(folder / "storage.env")

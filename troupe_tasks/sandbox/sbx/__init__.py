@@ -1,0 +1,1 @@
+"""Docker Sandboxes, through Docker's own command line `sbx`."""

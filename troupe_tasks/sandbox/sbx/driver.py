@@ -1,0 +1,394 @@
+"""The sbx driver: the protocol, over Docker's command line.
+
+sbx has no labels and no start command, answers every trouble with status 1, starts what it is asked about, and may
+forget what it has. So: a name of ours is never used twice; Docker's own ID is compared before anything is done;
+what is recorded but not listed is MISSING, never gone; and a command proves that it began.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import BinaryIO, NoReturn
+
+from troupe_tasks import durable, process
+from troupe_tasks.errors import SandboxFailed, SandboxGone, SandboxTimeout, TroupeError
+from troupe_tasks.paths import Paths
+from troupe_tasks.sandbox import stream as streaming
+from troupe_tasks.sandbox.protocol import (
+    WORKSPACE,
+    Isolation,
+    LimitReport,
+    Listing,
+    Ran,
+    SandboxInfo,
+    SandboxSpec,
+    Sizes,
+    State,
+    Streamed,
+)  # fmt: skip
+from troupe_tasks.sandbox.sbx import answers, calls, environment, inside, making, trouble, way_out
+from troupe_tasks.sandbox.sbx import saved as keeping
+from troupe_tasks.sandbox.sbx.saved import Saved
+from troupe_tasks.text import line
+
+_START_S = 120.0
+_STOP_S = 60.0  # sbx takes up to 6 s by itself
+_REAP_S = 20.0
+_SKEW_S = 120.0
+_STATES = {"running": State.RUNNING, "stopped": State.STOPPED}
+_RESTART = "`sbx daemon restart` may bring it back; it stops every sandbox. Nothing was removed or made anew."
+# sbx's client passes no signal on, so this small shell sends it by another exec; `wait` is asked again as in gVisor's.
+_HOLD = """\
+pass() { SIGNAL "$1" </dev/null >/dev/null 2>&1; }
+trap 'cut=1; pass INT' INT; trap 'cut=1; pass TERM' TERM
+setsid "$@" </dev/null &
+child=$! status=
+while :; do
+    cut=; wait "$child"; now=$?
+    [ "$now" = 127 ] && [ -n "$status" ] && break
+    status=$now
+    [ -n "$cut" ] && [ "$status" -gt 128 ] || break
+done
+exit "$status"
+"""
+# Runs inside as the agent's user, whose processes these are; PID 1 is sbx's own.
+_END_ALL = """\
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def others():
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and int(name) not in (1, os.getpid()) and os.stat("/proc/" + name).st_uid == os.getuid():
+                return True
+        except OSError:
+            continue
+    return False
+try:
+    os.kill(-1, signal.SIGTERM)
+except OSError:
+    pass
+end = time.monotonic() + float(sys.argv[1])
+while others() and time.monotonic() < end:
+    time.sleep(0.02)
+"""
+_USED = "import os; s = os.statvfs('/state'); print((s.f_blocks - s.f_bfree) * s.f_frsize >> 20)"
+
+
+class Sbx:
+    """The sandboxes that Docker runs for this user."""
+
+    name = "sbx"
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+
+    def isolation(self) -> Isolation:
+        """Return KVM: a sandbox of Docker's is a virtual machine."""
+        calls.check()
+        return Isolation.KVM
+
+    def limits(self) -> tuple[LimitReport, ...]:
+        """Return how each size binds: the machine's own, the rest by resource limits inside."""
+        machine = "the virtual machine's own"
+        return (
+            LimitReport(resource="memory", binds=True, how=machine),
+            LimitReport(resource="cpus", binds=True, how=machine),
+            LimitReport(resource="processes", binds=True, how="RLIMIT_NPROC"),
+            LimitReport(resource="open_files", binds=True, how="RLIMIT_NOFILE"),
+            LimitReport(resource="storage", binds=True, how="the virtual machine's root disk"),
+        )
+
+    def list(self) -> Listing:
+        """Return what sbx lists, and what is recorded but not listed as MISSING."""
+        listed = {one.name: one for one in making.listing()}
+        ours: list[SandboxInfo] = []
+        complete = True
+        for sandbox_id in keeping.folders(self._paths):
+            try:
+                saved = keeping.load(self._paths, sandbox_id)
+            except TroupeError:
+                complete = False
+                continue
+            ours.append(_info(saved, listed.pop(saved.name, None)))
+        strangers = [
+            SandboxInfo(
+                name=one.name, id=None, identity=one.id, sizes=None, isolation=Isolation.KVM, started_at=None,
+                state=_STATES.get(one.status, State.BROKEN),
+            )
+            for one in listed.values()
+        ]  # fmt: skip
+        return Listing(complete=complete, sandboxes=(*ours, *strangers))
+
+    def create(self, spec: SandboxSpec) -> str:
+        """Make the sandbox by its environment file; sbx leaves it running."""
+        environment.check(spec)
+        calls.check()
+        saved = keeping.begin(self._paths, spec)
+        if saved.identity is not None:
+            self._checked(saved)
+            return saved.identity
+        return making.make(self._paths, saved)
+
+    def start(self, sandbox_id: str) -> None:
+        """Start the sandbox on record, give it troupe's programs, and open its way out."""
+        saved = keeping.load(self._paths, sandbox_id)
+        one = self._checked(saved)
+        if _STATES.get(one.status) is State.RUNNING and way_out.pid(self._paths, sandbox_id) is not None:
+            return
+        durable.make_private_dir(saved.spec.egress)
+        if self._furnish(saved):
+            # After the host slept, a guest's clock may be hours behind; only a start sets it (sbx issue 111).
+            calls.do(["stop", saved.name], deadline_s=_STOP_S)
+            if off_s := self._furnish(saved):
+                raise SandboxFailed(
+                    f"the clock of {sandbox_id} is {off_s:.0f} s off", cause="with it no TLS and no token works",
+                    hint="`sbx daemon restart`, then start the agent again.",
+                )  # fmt: skip
+        way_out.start(self._paths, saved)
+
+    def stop(self, sandbox_id: str, *, deadline_s: float) -> None:
+        """Let what runs inside end by itself until the deadline, then stop the machine."""
+        saved = keeping.load(self._paths, sandbox_id)
+        one = self._checked(saved)
+        if _STATES.get(one.status) is State.RUNNING:
+            self._ask_to_end(saved, deadline_s)
+        way_out.stop(self._paths, sandbox_id)
+        if _STATES.get(one.status) is not State.STOPPED:
+            calls.do(["stop", saved.name], deadline_s=_STOP_S)
+
+    def remove(self, sandbox_id: str) -> None:
+        """Remove the sandbox, and what is kept of it once sbx no longer lists it."""
+        if not self._paths.sandbox(sandbox_id).is_dir():
+            return
+        try:
+            saved = keeping.load(self._paths, sandbox_id)
+        except SandboxGone:  # killed before its file was written: nothing can have been made
+            keeping.forget(self._paths, sandbox_id)
+            return
+        making.remove(self._paths, saved)
+
+    def run(
+        self,
+        sandbox_id: str,
+        argv: Sequence[str],
+        *,
+        deadline_s: float,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str = WORKSPACE,
+        cap_bytes: int = 1 << 20,
+    ) -> Ran:
+        """Run a command inside to its end."""
+        kept = streaming.Kept()
+        pumped = self._exec(
+            sandbox_id, argv, env=env, cwd=cwd, source=stdin, sink=kept, cap_bytes=cap_bytes,
+            deadline_s=deadline_s, stop_at_cap=False,
+        )  # fmt: skip
+        return Ran(
+            status=pumped.status, stdout=kept.value(), stderr=pumped.stderr, truncated=pumped.truncated
+        )
+
+    def stream(
+        self,
+        sandbox_id: str,
+        argv: Sequence[str],
+        *,
+        deadline_s: float,
+        cap_bytes: int,
+        sink: BinaryIO | None = None,
+        source: BinaryIO | None = None,
+    ) -> Streamed:
+        """Run a command inside as one end of a bulk transfer."""
+        pumped = self._exec(
+            sandbox_id, argv, env=None, cwd=WORKSPACE, source=source or b"", sink=sink, cap_bytes=cap_bytes,
+            deadline_s=deadline_s, stop_at_cap=True,
+        )  # fmt: skip
+        return Streamed(status=pumped.status, bytes=pumped.bytes, sha256=pumped.sha256)
+
+    def attach(
+        self,
+        sandbox_id: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = WORKSPACE,
+    ) -> int:
+        """Give the terminal to a command inside; sbx would start what does not run, so that is asked first."""
+        saved = keeping.load(self._paths, sandbox_id)
+        if _STATES.get(self._checked(saved).status) is not State.RUNNING:
+            _not_running(sandbox_id)
+        term = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
+        given = inside.environment(saved, {**term, **(env or {})}, mark="attached")
+        command = inside.command(saved, argv, env=given, cwd=cwd, flags=("-i", "-t"), tty=True)
+        return process.terminal([calls.binary(), *command.words], env=calls.environment())
+
+    def gateway_argv(self, sandbox_id: str, argv: Sequence[str], env: Mapping[str, str]) -> Sequence[str]:
+        """Return a small shell that waits for the exec and signals the process inside."""
+        saved = keeping.load(self._paths, sandbox_id)
+        command = inside.command(
+            saved, [*inside.REAP, inside.GATEWAY, *argv],
+            env=inside.environment(saved, env, mark=inside.GATEWAY), cwd=WORKSPACE, flags=(),
+            pid_file=inside.GATEWAY_PID,
+        )  # fmt: skip
+        program = str(calls.binary())
+        # Not the proxies' variables, which may hold a password; an exec asks nobody but the daemon.
+        given = {name: value for name, value in calls.environment().items() if "proxy" not in name.lower()}
+        variables = [f"{name}={value}" for name, value in given.items()]
+        sending = shlex.join([program, *inside.send_signal(saved)])
+        return [
+            "/usr/bin/env",
+            *variables,
+            "/bin/sh",
+            "-c",
+            _HOLD.replace("SIGNAL", sending),
+            "sh",
+            program,
+            *command.words,
+        ]
+
+    def sizes(self, sandbox_id: str) -> Sizes:
+        """Return a sandbox's sizes, which sbx itself does not tell."""
+        return keeping.load(self._paths, sandbox_id).spec.sizes
+
+    def pids(self, sandbox_id: str) -> tuple[int, ...]:
+        """Return the process of the way out: sbx tells nothing of the virtual machine's."""
+        found = way_out.pid(self._paths, sandbox_id)
+        return () if found is None else (found,)
+
+    def disk_used_mib(self, sandbox_id: str) -> int:
+        """Return what the disk holds, asked inside; of one that does not run, what it held when last asked."""
+        saved = keeping.load(self._paths, sandbox_id)
+        if way_out.pid(self._paths, sandbox_id) is None:
+            return saved.used_mib
+        done = self.run(
+            sandbox_id, [*inside.PYTHON, "-c", _USED], cwd="/", deadline_s=calls.ASK_S, cap_bytes=100
+        )
+        said = done.stdout.strip()
+        if done.status != 0 or not said.isdigit():
+            return saved.used_mib
+        used = min(int(said), saved.spec.sizes.storage_mib)  # a sandbox's own word
+        keeping.keep(self._paths, saved.model_copy(update={"used_mib": used}))
+        return used
+
+    def _checked(self, saved: Saved) -> answers.Listed:
+        """Return what sbx lists under a sandbox's name, which has to be the one on record."""
+        one = making.listed(saved.name)
+        if one is None:
+            raise SandboxGone(
+                f"the sandbox {saved.spec.id} is on record, but sbx does not list it",
+                cause=f"its name is {saved.name}", hint=_RESTART,
+            )  # fmt: skip
+        if saved.identity is None:
+            raise SandboxGone(
+                f"the sandbox {saved.spec.id} was never made whole", hint="Run the interrupted create again."
+            )
+        if one.id != saved.identity:
+            raise SandboxGone(
+                f"the sandbox {saved.name} is not the one on record",
+                cause=f"its ID is {line(one.id, 60)}, on record is {saved.identity}",
+                hint="Somebody made another one under its name. Nothing was done to it.",
+            )  # fmt: skip
+        return one
+
+    def _furnish(self, saved: Saved) -> float:
+        """Start and furnish a sandbox, and return how far its clock is off, 0 when that is little enough.
+
+        There is no other start than to run something: sbx refuses that for a sandbox that it does not have.
+        """
+        off_s = inside.furnish(saved, deadline_s=_START_S)
+        return off_s if abs(off_s) > _SKEW_S else 0.0
+
+    def _ask_to_end(self, saved: Saved, deadline_s: float) -> None:
+        """Ask everything of the agent's to end, and wait for it until the deadline."""
+        words = ["exec", "-u", "agent", saved.name, *inside.PYTHON, "-c", _END_ALL, f"{deadline_s:g}"]
+        with suppress(TroupeError):
+            calls.call(words, deadline_s=deadline_s + _REAP_S)
+
+    def _exec(
+        self,
+        sandbox_id: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None,
+        cwd: str,
+        source: BinaryIO | bytes,
+        sink: streaming.Kept | BinaryIO | None,
+        cap_bytes: int,
+        deadline_s: float,
+        stop_at_cap: bool,
+    ) -> streaming.Pumped:
+        saved = keeping.load(self._paths, sandbox_id)
+        if way_out.pid(self._paths, sandbox_id) is None:
+            _not_running(sandbox_id)
+        mark = os.urandom(8).hex()
+        given = inside.environment(saved, env, mark=mark)
+        command = inside.command(saved, argv, env=given, cwd=cwd)
+        try:
+            pumped = streaming.pump(
+                _piped(command.words), source=source, sink=sink, cap_bytes=cap_bytes, deadline_s=deadline_s,
+                stop_at_cap=stop_at_cap,
+            )  # fmt: skip
+        except BaseException:
+            _reap(saved, mark)
+            raise
+        if pumped.late or pumped.over:
+            _reap(saved, mark)
+        if pumped.late:
+            raise SandboxTimeout(
+                f"a command in {sandbox_id} did not end within {deadline_s:g} s; it was stopped"
+            )
+        if pumped.over:
+            raise SandboxFailed(
+                f"a transfer with {sandbox_id} went past its cap of {cap_bytes} bytes; it was stopped"
+            )
+        parts = command.apart(pumped.stderr)
+        if parts is None:
+            raise self._never_began(saved, pumped.stderr)
+        if pumped.status >= 128 and way_out.pid(self._paths, sandbox_id) is None:
+            _not_running(sandbox_id)
+        return streaming.Pumped(**{**pumped.__dict__, "stderr": parts[1]})
+
+    def _never_began(self, saved: Saved, said: bytes) -> TroupeError:
+        """Return why a command did not begin: its sandbox is another, does not run, or sbx failed."""
+        if b"not started by troupe" in said or b"held.py" in said:
+            return SandboxGone(
+                f"the sandbox {saved.spec.id} is not running as troupe started it", cause=line(said.strip()[-300:]),
+                hint=f"`troupe start {saved.spec.id}` starts it.",
+            )  # fmt: skip
+        return trouble.told(said, doing=f"a command in {saved.spec.id}")
+
+
+def _info(saved: Saved, one: answers.Listed | None) -> SandboxInfo:
+    if one is None:
+        state = State.MISSING
+    elif saved.identity is None or one.id != saved.identity:
+        state = State.BROKEN
+    else:
+        state = _STATES.get(one.status, State.BROKEN)
+    return SandboxInfo(
+        name=saved.name, id=saved.spec.id, identity=one.id if one else saved.identity or "", state=state,
+        sizes=saved.spec.sizes, isolation=Isolation.KVM, started_at=None,
+    )  # fmt: skip
+
+
+def _not_running(sandbox_id: str) -> NoReturn:
+    raise SandboxGone(
+        f"the sandbox {sandbox_id} is not running", hint=f"`troupe start {sandbox_id}` starts it."
+    )
+
+
+def _piped(words: Sequence[str]) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return process.spawn(
+        [calls.binary(), *words], env=calls.environment(), stdin=pipe, stdout=pipe, stderr=pipe
+    )
+
+
+def _reap(saved: Saved, mark: str) -> None:
+    """End what a command left behind inside: killing the host's side of it does not."""
+    with suppress(TroupeError):
+        calls.call(inside.reap(saved, mark), deadline_s=_REAP_S)

@@ -1,0 +1,131 @@
+"""The words of commands inside a sandbox: each runs through guest/held.py, but what troupe puts there as root."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from troupe_tasks import durable
+from troupe_tasks.resources import guest_dir
+from troupe_tasks.sandbox.protocol import EGRESS_DIR, GUEST_DIR
+from troupe_tasks.sandbox.sbx import answers, calls, tunnel
+from troupe_tasks.sandbox.sbx.saved import Saved
+
+PYTHON = ("/usr/bin/python3", "-I", "-S")
+REAP = (*PYTHON, f"{GUEST_DIR}/reap.py")
+WAY_OUT = "way-out"
+GATEWAY = "gateway"
+GATEWAY_PID = "/tmp/.troupe-gateway"
+_BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/state", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+_CAP = 1 << 20
+# Runs as root inside. The identity is the last to be written: without it nothing of ours runs.
+_FURNISH = """\
+import json, os, sys, time
+told = json.load(sys.stdin)
+for path, text in told["files"].items():
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(path + ".new", 0o644)
+    os.replace(path + ".new", path)
+try:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot = file.read().strip()
+except OSError:
+    boot = ""
+place = told["guest"] + "/identity"
+with open(place + ".new", "w", encoding="utf-8") as file:
+    file.write(told["identity"] + " " + boot)
+os.chmod(place + ".new", 0o644)
+os.replace(place + ".new", place)
+print(json.dumps({"now": time.time()}))
+"""
+
+
+class Furnished(BaseModel):
+    """What the furnishing says: the clock inside."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    now: float
+
+
+@dataclass(frozen=True)
+class Command:
+    """The words of an `sbx exec`, and the nonce that its command says first on stderr."""
+
+    words: list[str]
+    nonce: str
+
+    def apart(self, stderr: bytes) -> tuple[bytes, bytes] | None:
+        """Return what sbx and then the command said on stderr; None when the command never began."""
+        before, found, after = stderr.partition(f"{self.nonce}\n".encode())
+        return (before, after) if found else None
+
+
+def environment(saved: Saved, extra: Mapping[str, str] | None, *, mark: str) -> dict[str, str]:
+    """Return all that a command inside has for its environment."""
+    return {**_BASE_ENV, **saved.spec.env, **(extra or {}), "TROUPE_RUN": mark}
+
+
+def command(
+    saved: Saved, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, flags: Sequence[str] = ("-i",),
+    pid_file: str = "", tty: bool = False,
+) -> Command:  # fmt: skip
+    """Return the exec of a command; its words travel as one JSON word, for sbx refuses an empty one."""
+    nonce = "" if tty or pid_file else f"troupe-{secrets.token_hex(8)}"
+    told = {
+        "identity": saved.identity, "nonce": nonce, "argv": list(argv), "env": dict(env), "cwd": cwd,
+        "open_files": saved.spec.sizes.open_files, "processes": saved.spec.sizes.processes, "pid_file": pid_file,
+    }  # fmt: skip
+    held = [*PYTHON, f"{GUEST_DIR}/held.py", json.dumps(told)]
+    return Command(["exec", *flags, "-u", "agent", saved.name, *held], nonce)
+
+
+def reap(saved: Saved, mark: str) -> list[str]:
+    """Return the exec that ends what a command left behind."""
+    return ["exec", "-u", "agent", saved.name, *REAP, mark]
+
+
+def send_signal(saved: Saved) -> list[str]:
+    """Return the exec, but for its last word, that sends the gateway inside a signal."""
+    script = f'read -r pid <{GATEWAY_PID} && kill -s "$1" "$pid"'
+    return ["exec", "-u", "agent", saved.name, "/bin/sh", "-c", script, "sh"]
+
+
+def way_out(saved: Saved) -> list[str]:
+    """Return the exec that is held open as the way to the broker, ending one that an earlier run left."""
+    return [
+        "exec",
+        "-i",
+        "-u",
+        "root",
+        saved.name,
+        *REAP,
+        WAY_OUT,
+        *PYTHON,
+        f"{GUEST_DIR}/tunnel.py",
+        "inside",
+    ]
+
+
+def furnish(saved: Saved, *, deadline_s: float) -> float:
+    """Put troupe's programs and the broker's authority in; return how far the clock inside is off, in seconds."""
+    told = {"files": _files(saved), "guest": GUEST_DIR, "identity": saved.identity}
+    words = ["exec", "-i", "-u", "root", saved.name, *PYTHON, "-c", _FURNISH]
+    done = calls.do(words, deadline_s=deadline_s, stdin=json.dumps(told).encode())
+    return answers.decode(Furnished, done.stdout, command="sbx exec").now - time.time()
+
+
+def _files(saved: Saved) -> dict[str, str]:
+    programs = [*sorted(guest_dir().glob("*.py")), Path(tunnel.__file__)]
+    found = {f"{GUEST_DIR}/{path.name}": path.read_text(encoding="utf-8") for path in programs}
+    if saved.spec.egress.is_dir():
+        for path in sorted(saved.spec.egress.glob("*.pem")):
+            found[f"{EGRESS_DIR}/{path.name}"] = durable.read_private(path, _CAP).decode("ascii")
+    return found

@@ -1,0 +1,148 @@
+"""Make and remove a sandbox, so that either may be killed at any moment and run again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from troupe_tasks.errors import AlreadyExists, DaemonFailed, SandboxFailed, SandboxGone
+from troupe_tasks.paths import Paths
+from troupe_tasks.sandbox.sbx import answers, calls, environment, template, way_out
+from troupe_tasks.sandbox.sbx import saved as keeping
+from troupe_tasks.sandbox.sbx.saved import Saved
+
+_OUTSIDE = "example.com"
+_AGAIN_S = 0.2
+_RESTART = "`sbx daemon restart` may bring it back; it stops every sandbox."
+
+
+class _Mount(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    host_path: str = ""
+    read_only: bool = True
+
+
+class _Inspected(BaseModel):
+    """`inspect --json`, as far as it tells what of the host is mounted."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    mounts: list[_Mount] | None = Field(default=None, max_length=1000)
+
+
+class _Verdict(BaseModel):
+    """`policy check network --json`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    allowed: bool
+
+
+def listing() -> list[answers.Listed]:
+    """Return all that sbx lists."""
+    return calls.ask(answers.Sandboxes, ["ls", "--json"]).sandboxes
+
+
+def listed(name: str) -> answers.Listed | None:
+    """Return what sbx lists under a name."""
+    return next((one for one in listing() if one.name == name), None)
+
+
+def make(paths: Paths, saved: Saved) -> str:
+    """Make a sandbox that has no identity yet, and return the one that it gets.
+
+    What an interrupted making left under its name goes first: nothing was ever put into it.
+    """
+    if listed(saved.name) is not None:
+        _remove(saved.name)
+    name = template.ensure(paths, saved.spec.image)
+    file = environment.write(paths.sandbox(saved.spec.id), saved.spec, name=saved.name, template=name)
+    try:
+        calls.do(
+            ["env", "create", file, "--skip-host-commands", _approval()], deadline_s=calls.MAKE_S,
+            env=environment.storage(saved.spec.sizes),
+        )  # fmt: skip
+    except AlreadyExists as error:
+        raise DaemonFailed(
+            f"sbx has a sandbox {saved.name}, but does not list it", cause=error.cause, hint=_RESTART
+        ) from None
+    try:
+        one = listed(saved.name)
+        if one is None:
+            raise DaemonFailed(f"sbx made {saved.name}, but does not list it", hint=_RESTART)
+        prove_walls(saved.name)
+    except BaseException:
+        # Neither without its walls nor half: what is not proved is not kept.
+        _remove(saved.name)
+        raise
+    keeping.keep(paths, saved.model_copy(update={"identity": one.id}))
+    return one.id
+
+
+def _approval() -> str:
+    """Return the flag by which nobody is asked: it had another name before 0.48, and help starts no daemon."""
+    said = calls.call(["env", "create", "--help"]).stdout
+    return "--auto-approve" if b"--auto-approve" in said else "--force"
+
+
+def prove_walls(name: str) -> None:
+    """Close Docker's network for a sandbox, prove that it is closed, and that nothing of the host can be written."""
+    calls.do(["policy", "deny", "network", "--sandbox", name, "**"])
+    done = calls.call(["policy", "check", "network", "--sandbox", name, _OUTSIDE, "--json"])
+    if answers.decode(_Verdict, done.stdout, command="sbx policy check").allowed:
+        raise SandboxFailed(
+            f"Docker's network stays open for {name}", cause=f"its policy lets it reach {_OUTSIDE}",
+            hint="`sbx policy ls` shows which rule; an organization's may be above yours.",
+        )  # fmt: skip
+    mounts = calls.ask(_Inspected, ["inspect", name, "--json"]).mounts or []
+    open_mounts = [mount.host_path for mount in mounts if not mount.read_only]
+    if open_mounts:
+        raise SandboxFailed(
+            f"sbx gave {name} a folder of the host to write to", cause=Path(open_mounts[0]).as_posix()[:200],
+            hint="Take it out of ~/.sbxenv.yaml, which sbx lays beneath every sandbox.",
+        )  # fmt: skip
+
+
+def remove(paths: Paths, saved: Saved) -> None:
+    """Remove a sandbox that is the one on record, then what is kept of it.
+
+    One that sbx does not list is only taken for removed when a removal of ours had begun.
+    """
+    sandbox_id = saved.spec.id
+    one = listed(saved.name)
+    if one is None and saved.identity is not None and not saved.removing:
+        raise SandboxGone(
+            f"the sandbox {sandbox_id} is on record, but sbx does not list it", cause=f"its name is {saved.name}",
+            hint=f"{_RESTART} If it was removed by hand, remove {paths.sandbox(sandbox_id)} too.",
+        )  # fmt: skip
+    if one is not None and saved.identity is not None and one.id != saved.identity:
+        raise SandboxGone(
+            f"the sandbox {saved.name} is not the one on record", hint="Nothing was done to it."
+        )
+    way_out.stop(paths, sandbox_id)
+    if one is not None:
+        keeping.keep(paths, saved.model_copy(update={"removing": True}))
+        _remove(saved.name)
+    _surely_absent(saved.name)
+    keeping.forget(paths, sandbox_id)
+
+
+def _remove(name: str) -> None:
+    calls.do(["rm", "-f", name], deadline_s=120)
+
+
+def _surely_absent(name: str) -> None:
+    """Believe that a sandbox is gone when two listings of a daemon that runs are without it."""
+    for attempt in range(2):
+        if attempt:
+            time.sleep(_AGAIN_S)
+        if listed(name) is not None:
+            raise DaemonFailed(
+                f"sbx removed {name}, and still lists it",
+                hint="Run the same command again; if it stays so, `sbx daemon restart`.",
+            )
+    if calls.ask(answers.Status, ["daemon", "status", "--json"]).status != "running":
+        raise DaemonFailed("the sandbox daemon does not run, so its listing says nothing")

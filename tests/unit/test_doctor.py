@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from troupe_tasks.doctor import capsule, hardware, systemd
+from troupe_tasks.doctor import capsule, docker, hardware, systemd
 from troupe_tasks.doctor.finding import Finding, Level
 from troupe_tasks.doctor.machine import Machine
 from troupe_tasks.errors import NotReady, ToolMissing, ToolTimeout
 from troupe_tasks.host.kvm import Kvm, KvmState
 from troupe_tasks.paths import Paths
 from troupe_tasks.process import Done
+from troupe_tasks.sandbox.sbx.signin import SignIn, Standing
 
 PROGRAMS = ("mmdebstrap", "bwrap", "mkfs.ext4", "losetup", "unshare", "setpriv", "newuidmap", "newgidmap")
 FILES = {
@@ -42,6 +43,9 @@ ANSWERS = {
 }
 
 
+SBX = "/usr/bin/sbx version --json"
+OURS = {"driver": "sbx", "sbx": lambda: "/usr/bin/sbx"}
+
 Answers = Mapping[str, tuple[int, str] | Exception]
 
 
@@ -53,6 +57,10 @@ def answering(answers: Answers) -> Callable[[Sequence[str]], Done]:
         return Done(answer[0], answer[1].encode(), answer[1].encode())
 
     return run
+
+
+def says_version(text: str) -> Callable[[Sequence[str]], Done]:
+    return answering({SBX: (0, text)})
 
 
 @pytest.fixture
@@ -74,6 +82,8 @@ def healthy(tmp_path: Path) -> Machine:
         kvm=lambda: Kvm(KvmState.WORKS, "a guest ran"),
         kvm_group=lambda: "kvm",
         gvisor=lambda _: "/usr/bin/runsc",
+        sbx=lambda: None,
+        signed_in=lambda: SignIn(Standing.IN, "jo"),
         free_mib=lambda _: 1 << 20,
         writable=lambda _: True,
     )  # fmt: skip
@@ -222,6 +232,28 @@ TABLE: list[Row] = [
      ROOT, {"dev/loop-control": None}, Level.NOTE, "does not bind", "loop"),
     ("a disk limit as an ordinary user", capsule.disk_limit, {}, {}, Level.NOTE, "does not bind", "as root"),
     ("a checkout", capsule.release, {}, {}, Level.OK, "checkout", ""),
+    ("sbx", docker.program, {**OURS, "run": says_version('{"client": {"version": "v0.48.1"}}')}, {},
+     Level.OK, "new enough", ""),
+    ("no sbx, which is the driver", docker.program, {"driver": "sbx"}, {}, Level.ACTION, "not installed", "docker-sbx"),
+    ("an old sbx", docker.program, {**OURS, "run": says_version('{"client": {"version": "v0.45.1"}}')}, {},
+     Level.ACTION, "needs 0.48", "newest"),
+    ("an old sbx beside the capsule", docker.program,
+     {**OURS, "driver": "capsule", "run": says_version('{"client": {"version": "v0.45.1"}}')}, {},
+     Level.NOTE, "needs 0.48", "newest"),
+    ("another daemon", docker.program,
+     {**OURS, "run": says_version('{"client": {"version": "v0.49.0"}, "server": {"version": "v0.48.0"}}')}, {},
+     Level.ACTION, "its daemon is v0.48.0", "daemon restart"),
+    ("an sbx that says nothing of use", docker.program, {**OURS, "run": says_version("hello \x1b[1m")}, {},
+     Level.ACTION, "no answer that reads", "daemon restart"),
+    ("an sbx that hangs", docker.program, {**OURS, "run": answering({SBX: ToolTimeout("did not end")})}, {},
+     Level.ACTION, "did not end", "doctor"),
+    ("signed in", docker.sign_in, OURS, {}, Level.OK, "signed in as jo", ""),
+    ("signed out", docker.sign_in, {**OURS, "signed_in": lambda: SignIn(Standing.OUT)}, {},
+     Level.ACTION, "not signed in", "sbx login"),
+    ("a damaged sign-in", docker.sign_in, {**OURS, "signed_in": lambda: SignIn(Standing.DAMAGED, "jo", "is \x1b")}, {},
+     Level.ACTION, "damaged: is \\x1b", "sbx login"),
+    ("a sign-in in a keyring", docker.sign_in, {**OURS, "signed_in": lambda: SignIn(Standing.KEYRING)}, {},
+     Level.NOTE, "keyring", "sbx ls"),
     ("an installed troupe", capsule.release, {"checkout": False}, {}, Level.NOTE, "no release", ""),
 ]  # fmt: skip
 

@@ -116,6 +116,6 @@ def test_every_check_answers_for_its_own_kind_and_requirement_in_time(machine: M
     found = run_doctor(machine, driver="capsule")
     assert monotonic() - began < 5.0
     assert [(finding.kind, finding.requirement) for finding in found] == [
-        (check.kind, check.requirement) for check in CHECKS
+        (check.kind, check.requirement) for check in CHECKS if check.asked(machine)
     ]
     assert max(check.deadline_s for check in CHECKS) < 5.0

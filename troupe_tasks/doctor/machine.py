@@ -17,6 +17,8 @@ from troupe_tasks.host.memory import total_mib
 from troupe_tasks.host.quota import number_of, text_of
 from troupe_tasks.paths import Paths
 from troupe_tasks.process import SYSTEM_PATH, Done, run
+from troupe_tasks.sandbox.sbx import signin
+from troupe_tasks.sandbox.sbx.signin import SignIn
 
 TOOL_DEADLINE_S = 3.0
 
@@ -38,6 +40,14 @@ def _gvisor(paths: Paths) -> str | None:
         return None
     gvisor.Gvisor(paths).check()
     return str(binary)
+
+
+def _sbx() -> str | None:
+    """Return Docker's sbx, or None where there is none."""
+    from troupe_tasks.sandbox.sbx import calls
+
+    found = calls.find()
+    return None if found is None else str(found)
 
 
 def _kvm_group() -> str:
@@ -74,6 +84,8 @@ class Machine:
     kvm: Callable[[], kvm.Kvm] = kvm.check
     kvm_group: Callable[[], str] = _kvm_group
     gvisor: Callable[[Paths], str | None] = _gvisor
+    sbx: Callable[[], str | None] = _sbx
+    signed_in: Callable[[], SignIn] = signin.read
     free_mib: Callable[[Path], int | None] = free_mib
     writable: Callable[[Path], bool] = _writable
 

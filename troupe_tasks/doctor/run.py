@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final
 
-from troupe_tasks.doctor import capsule, hardware, systemd
+from troupe_tasks.doctor import capsule, docker, hardware, systemd
 from troupe_tasks.doctor.finding import Finding, Kind, Level
 from troupe_tasks.doctor.machine import Machine
 from troupe_tasks.text import line
@@ -20,13 +20,14 @@ Check = Callable[[Machine], Finding]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One check: what it is about, how long it may take, and what its silence means."""
+    """One check: what it is about, how long it may take, what its silence means, and where it is asked."""
 
     kind: Kind
     requirement: str
     check: Check
     silence: Level = Level.NOTE
     deadline_s: float = 4.0
+    asked: Callable[[Machine], bool] = lambda machine: True  # noqa: ARG005
 
 
 CHECKS: Final = (
@@ -42,6 +43,8 @@ CHECKS: Final = (
     Entry(Kind.SOFTWARE, "subordinate IDs", capsule.subordinate_ids, Level.ACTION),
     Entry(Kind.SOFTWARE, "memory, CPU and process limits", capsule.limits),
     Entry(Kind.SOFTWARE, "disk limit", capsule.disk_limit),
+    Entry(Kind.SOFTWARE, "sbx", docker.program, asked=docker.asked),
+    Entry(Kind.SOFTWARE, "sbx sign-in", docker.sign_in, asked=docker.asked),
     Entry(Kind.SOFTWARE, "troupe", capsule.release),
 )
 
@@ -49,10 +52,11 @@ CHECKS: Final = (
 def run_doctor(
     machine: Machine, *, driver: str, checks: tuple[Entry, ...] = CHECKS, patience: int = 1
 ) -> tuple[Finding, ...]:
-    """Return one finding a check, in their order, after at most the longest deadline, times patience."""
+    """Return one finding for each check that is asked here, in order, after at most the longest deadline."""
     facts = replace(machine, driver=driver)
     began = monotonic()
-    patient = [replace(entry, deadline_s=entry.deadline_s * patience) for entry in checks]
+    asked = [entry for entry in checks if entry.asked(facts)]
+    patient = [replace(entry, deadline_s=entry.deadline_s * patience) for entry in asked]
     started = [(entry, _start(entry, facts)) for entry in patient]
     return tuple(_finding(entry, future, began + entry.deadline_s) for entry, future in started)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -106,20 +106,19 @@ def _named(words: Sequence[str | Path]) -> str:
     return f"`sbx {' '.join(plain if plain[0] in groups else plain[:1])}`"
 
 
-def version() -> answers.Version:
-    """Return the releases of sbx and of its daemon; asking starts no daemon."""
-    return ask(answers.Version, ["version", "--json"])
-
-
 def number(text: str) -> tuple[int, int] | None:
     """Return a release's first two numbers, or None."""
     match = _VERSION.match(text)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def check() -> None:
-    """Raise NotReady when sbx is missing, too old, or another release than the daemon that runs."""
-    found = version()
+def check(*, run: Callable[[Sequence[str]], process.Done] | None = None) -> None:
+    """Raise NotReady when sbx is missing, too old, or another release than its daemon; asking starts no daemon.
+
+    run stands in for do() where another deadline holds.
+    """
+    done = (run or do)(["version", "--json"])
+    found = answers.decode(answers.Version, done.stdout, command="sbx version")
     ours = number(found.client.version)
     if ours is None or ours < LEAST:
         raise NotReady(

@@ -95,9 +95,7 @@ def gone(pids: tuple[int, ...]) -> bool:
 def traces(house: House, sandbox_id: str) -> list[str]:
     """Return whatever on this machine still bears a sandbox's ID: files, mounts, loop devices, control groups."""
     found = [
-        str(path)
-        for root in (house.paths.sandboxes, house.paths.run)
-        for path in root.rglob(f"*{sandbox_id}*")
+        str(path) for root in (house.paths.data, house.paths.run) for path in root.rglob(f"*{sandbox_id}*")
     ]
     found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if sandbox_id in line]
     found += [

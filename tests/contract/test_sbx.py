@@ -22,7 +22,7 @@ from troupe_tasks.errors import (
     TroupeError,
 )  # fmt: skip
 from troupe_tasks.sandbox.protocol import State
-from troupe_tasks.sandbox.sbx import calls, driver, making, saved, template, way_out
+from troupe_tasks.sandbox.sbx import calls, driver, host, making, saved, template, way_out
 
 ONE = "calm"
 
@@ -224,11 +224,48 @@ def test_a_sandbox_whose_walls_are_not_proved_is_not_kept(dock: Docker) -> None:
         making.prove_walls(named(dock))
 
 
+def test_the_policy_is_balanced_when_there_is_none_and_a_persons_own_stays(dock: Docker) -> None:
+    place = standin.Place(dock.standin)
+    before = place.get("policy", {})
+    place.put("policy", {})
+    host.ensure_policy()
+    assert place.get("policy", {})["default"] == "balanced"
+    place.put("policy", {"default": "deny-all"})
+    host.ensure_policy()
+    assert place.get("policy", {})["default"] == "deny-all"
+    place.put("policy", before)
+    with dock.ill(signed_out=True), pytest.raises(NotReady, match="not signed in"):
+        host.ensure_policy()
+
+
+@pytest.mark.parametrize("how", [{}, {"settings_as_text": True}])
+def test_a_registry_is_admitted_beside_every_entry_that_is_there(
+    dock: Docker, how: dict[str, object]
+) -> None:
+    place = standin.Place(dock.standin)
+    place.put("settings", {"kit.allowedSources": ["docker.io/", "ghcr.io/mine/"]})
+    with dock.ill(**how):
+        host.admit("registry.example.com/kits")
+        host.admit("registry.example.com/kits")
+    wanted = ["docker.io/", "ghcr.io/mine/", "registry.example.com/kits/"]
+    assert place.get("settings", {})["kit.allowedSources"] == wanted
+    place.put("settings", {"kit.allowedSources": ["*"]})
+    host.admit("registry.example.com/kits")
+    assert place.get("settings", {})["kit.allowedSources"] == ["*"]
+
+
+@pytest.mark.parametrize("how", [{"settings_odd": "docker.io/"}, {"settings_stay": True}])
+def test_a_setting_that_is_not_understood_or_not_kept_is_told(dock: Docker, how: dict[str, object]) -> None:
+    standin.Place(dock.standin).put("settings", {"kit.allowedSources": ["docker.io/"]})
+    with dock.ill(**how), pytest.raises(NotReady, match=r"kit.allowedSources|accepts kits from"):
+        host.admit("registry.example.com")
+
+
 def test_too_little_memory_is_refused_before_anything_is_made(dock: Docker) -> None:
     small = dock.small.model_copy(update={"memory_mib": 256})
     with pytest.raises(Refused, match="512 MiB"):
         dock.driver.create(dock.spec("tiny", sizes=small))
-    assert not dock.paths.sandbox("tiny").exists()
+    assert not saved.place(dock.paths, "tiny").exists()
 
 
 def test_strangers_are_listed_as_such_in_one_call(dock: Docker) -> None:
@@ -271,7 +308,7 @@ def test_an_image_is_loaded_once_with_the_agents_folders_as_its_own(dock: Docker
 
 
 def test_the_files_of_a_sandbox_say_how_it_was_made(dock: Docker) -> None:
-    folder = dock.paths.sandbox(ONE)
+    folder = saved.place(dock.paths, ONE)
     made = json.loads(durable.read_private(folder / "sbxenv.yaml"))
     assert made["sandboxOptions"]["memory"] == "512m"
     assert "workspace" not in made

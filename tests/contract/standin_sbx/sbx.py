@@ -330,9 +330,11 @@ def settings(place: Place, asked: words.Asked) -> None:
         fail(f"unknown setting {key}")
     if asked.command == "settings set":
         held[key] = json.loads(asked.words[1])
-        place.put("settings", held)
+        if not place.ill.get("settings_stay"):
+            place.put("settings", held)
     else:
-        place.show({"key": key, "value": held[key], "source": "override"})
+        value = json.dumps(held[key]) if place.ill.get("settings_as_text") else held[key]
+        place.show({"key": key, "value": place.ill.get("settings_odd", value), "source": "override"})
 
 
 def secret(place: Place, asked: words.Asked) -> None:
@@ -382,14 +384,14 @@ def main() -> None:
     HANDLERS[asked.command](place, asked)
 
 
-def install(folder: Path, runsc: Path) -> Path:
-    """Make a folder with the program `sbx` in it, for PATH, and the stand-in's own folder; return the latter."""
+def install(folder: Path, runsc: Path, *, programs: str = "bin") -> Path:
+    """Make a folder with the program `sbx` in it and the stand-in's own folder; return the latter."""
     own = folder / "sbx-state"
     tools = own / "house/.local/share/troupe/tools"
     tools.mkdir(parents=True, mode=0o700)
     (tools / "runsc").symlink_to(runsc)
-    (folder / "bin").mkdir()
-    program = folder / "bin" / "sbx"
+    program = folder / programs / "sbx"
+    program.parent.mkdir(parents=True)
     program.write_text(
         f'#!/bin/sh\nexec {sys.executable} -I -S -X pycache_prefix={own}/pyc {HERE / "sbx.py"} {own} "$@"\n',
         encoding="utf-8",

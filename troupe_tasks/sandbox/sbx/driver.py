@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import BinaryIO, NoReturn
 
 from troupe_tasks import durable, process
-from troupe_tasks.errors import SandboxFailed, SandboxGone, SandboxTimeout, TroupeError
+from troupe_tasks.errors import NotReady, SandboxFailed, SandboxGone, SandboxTimeout, TroupeError
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox import stream as streaming
 from troupe_tasks.sandbox.protocol import (
@@ -30,9 +30,10 @@ from troupe_tasks.sandbox.protocol import (
     State,
     Streamed,
 )  # fmt: skip
-from troupe_tasks.sandbox.sbx import answers, calls, environment, inside, making, trouble, way_out
+from troupe_tasks.sandbox.sbx import answers, calls, environment, inside, making, signin, trouble, way_out
 from troupe_tasks.sandbox.sbx import saved as keeping
 from troupe_tasks.sandbox.sbx.saved import Saved
+from troupe_tasks.sandbox.sbx.signin import Standing
 from troupe_tasks.text import line
 
 _START_S = 120.0
@@ -87,8 +88,13 @@ class Sbx:
         self._paths = paths
 
     def isolation(self) -> Isolation:
-        """Return KVM: a sandbox of Docker's is a virtual machine."""
+        """Return KVM: a sandbox of Docker's is a virtual machine. NotReady where none would be made."""
+        if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+            raise NotReady("sbx needs KVM, and you can't use /dev/kvm")
         calls.check()
+        found = signin.read()
+        if found.standing in {Standing.OUT, Standing.DAMAGED}:
+            raise NotReady("sbx is not signed in to Docker", cause=found.why, hint="`sbx login`")
         return Isolation.KVM
 
     def limits(self) -> tuple[LimitReport, ...]:
@@ -162,7 +168,7 @@ class Sbx:
 
     def remove(self, sandbox_id: str) -> None:
         """Remove the sandbox, and what is kept of it once sbx no longer lists it."""
-        if not self._paths.sandbox(sandbox_id).is_dir():
+        if not keeping.place(self._paths, sandbox_id).is_dir():
             return
         try:
             saved = keeping.load(self._paths, sandbox_id)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from troupe_tasks import config
 from troupe_tasks.errors import AlreadyExists, DaemonFailed, SandboxFailed, SandboxGone
 from troupe_tasks.paths import Paths
-from troupe_tasks.sandbox.sbx import answers, calls, environment, template, way_out
+from troupe_tasks.sandbox.sbx import answers, calls, environment, host, template, way_out
 from troupe_tasks.sandbox.sbx import saved as keeping
 from troupe_tasks.sandbox.sbx.saved import Saved
 
@@ -58,8 +59,11 @@ def make(paths: Paths, saved: Saved) -> str:
     """
     if listed(saved.name) is not None:
         _remove(saved.name)
+    host.ensure_policy()
+    if registry := config.read(paths).get("registry"):
+        host.admit(registry)
     name = template.ensure(paths, saved.spec.image)
-    file = environment.write(paths.sandbox(saved.spec.id), saved.spec, name=saved.name, template=name)
+    file = environment.write(keeping.place(paths, saved.spec.id), saved.spec, name=saved.name, template=name)
     try:
         calls.do(
             ["env", "create", file, "--skip-host-commands", _approval()], deadline_s=calls.MAKE_S,
@@ -116,7 +120,7 @@ def remove(paths: Paths, saved: Saved) -> None:
     if one is None and saved.identity is not None and not saved.removing:
         raise SandboxGone(
             f"the sandbox {sandbox_id} is on record, but sbx does not list it", cause=f"its name is {saved.name}",
-            hint=f"{_RESTART} If it was removed by hand, remove {paths.sandbox(sandbox_id)} too.",
+            hint=f"{_RESTART} If it was removed by hand, remove {keeping.place(paths, sandbox_id)} too.",
         )  # fmt: skip
     if one is not None and saved.identity is not None and one.id != saved.identity:
         raise SandboxGone(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,15 +35,21 @@ class Saved(BaseModel):
     used_mib: int = 0
 
 
+def place(paths: Paths, sandbox_id: str) -> Path:
+    """Return the folder of what is kept about a sandbox: not where another driver keeps its own of the same ID."""
+    return paths.data / "sbx" / sandbox_id
+
+
 def folders(paths: Paths) -> Iterator[str]:
     """Yield the ID of every sandbox that Docker runs for us."""
-    if paths.sandboxes.is_dir():
-        yield from sorted(entry.name for entry in paths.sandboxes.iterdir() if (entry / _FILE).exists())
+    root = place(paths, "x").parent
+    if root.is_dir():
+        yield from sorted(entry.name for entry in root.iterdir() if (entry / _FILE).exists())
 
 
 def load(paths: Paths, sandbox_id: str) -> Saved:
     """Return what is kept about a sandbox. Raises SandboxGone, StateUnreadable."""
-    file = paths.sandbox(sandbox_id) / _FILE
+    file = place(paths, sandbox_id) / _FILE
     try:
         return strict.parse(Saved, durable.read_private(file), place=file)
     except FileNotFoundError:
@@ -51,7 +58,7 @@ def load(paths: Paths, sandbox_id: str) -> Saved:
 
 def keep(paths: Paths, saved: Saved) -> Saved:
     """Write a sandbox's file."""
-    folder = durable.make_private_dir(paths.sandbox(saved.spec.id))
+    folder = durable.make_private_dir(place(paths, saved.spec.id))
     durable.write(folder / _FILE, saved.model_dump_json(indent=1).encode() + b"\n")
     return saved
 
@@ -70,7 +77,7 @@ def begin(paths: Paths, spec: SandboxSpec) -> Saved:
 
 def forget(paths: Paths, sandbox_id: str) -> None:
     """Remove a sandbox's folder, its own file last."""
-    folder = paths.sandbox(sandbox_id)
+    folder = place(paths, sandbox_id)
     if not folder.is_dir():
         return
     for entry in folder.iterdir():

@@ -16,6 +16,7 @@ from troupe_tasks import process
 from troupe_tasks.errors import SandboxFailed
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox.sbx import calls, inside, tunnel
+from troupe_tasks.sandbox.sbx import saved as keeping
 from troupe_tasks.sandbox.sbx.saved import Saved
 from troupe_tasks.text import line
 
@@ -45,7 +46,7 @@ def start(paths: Paths, saved: Saved) -> None:
     sandbox_id = saved.spec.id
     if pid(paths, sandbox_id) is not None:
         return
-    folder = paths.sandbox(sandbox_id)
+    folder = keeping.place(paths, sandbox_id)
     read, write = os.pipe()
     try:
         told = {
@@ -89,7 +90,7 @@ def stop(paths: Paths, sandbox_id: str) -> None:
 
 
 def _lock(paths: Paths, sandbox_id: str) -> Path:
-    return paths.sandbox(sandbox_id) / "tunnel.lock"
+    return keeping.place(paths, sandbox_id) / "tunnel.lock"
 
 
 def _words(words: list[str]) -> list[str]:

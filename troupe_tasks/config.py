@@ -11,7 +11,7 @@ from troupe_tasks import durable
 from troupe_tasks.errors import StateUnreadable, UsageError
 from troupe_tasks.paths import Paths
 
-DRIVERS = ("capsule",)
+DRIVERS = ("sbx", "capsule")
 
 
 def _timezone(text: str) -> str:

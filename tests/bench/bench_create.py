@@ -60,7 +60,7 @@ class Raw:
             usage = json.loads(_run(self.proof))
             assert usage["completed"] is True, usage
         finally:
-            self.house.driver().stop(RAW, deadline_s=5)
+            self.house.driver("capsule").stop(RAW, deadline_s=5)
             cgroups.remove(groups)
         return started - begun, ended - started
 
@@ -98,7 +98,7 @@ def prepared(house: House) -> Raw:
         step(job, {})
     start, group, limits = booted(job)
     create.furnish(job, {})
-    driver, kept = house.driver(), saved.load(house.paths, RAW)
+    driver, kept = house.driver("capsule"), saved.load(house.paths, RAW)
     assert isinstance(driver, Capsule)
     driver.stop(RAW, deadline_s=5)
     disk = saved.disk(house.paths, kept)
@@ -132,7 +132,7 @@ def main() -> int:
     """Print both medians, where the time goes, and the median ratio of the pairs."""
     asked = stage.asked(__doc__, rounds=5)
     with stage.house() as house:
-        if house.driver().isolation() is not Isolation.GVISOR:
+        if house.driver("capsule").isolation() is not Isolation.GVISOR:
             print("not measured: the raw side is gVisor's runsc, which does not run here")
             return 0
         raw = prepared(house)

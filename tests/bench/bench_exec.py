@@ -31,7 +31,7 @@ def took_s(body: Callable[[], object]) -> float:
 
 def raw_argv(house: House) -> list[str]:
     """Return the runtime's exec of the same command in the same sandbox, without what the driver adds."""
-    driver, kept = house.driver(), saved.load(house.paths, ID)
+    driver, kept = house.driver("capsule"), saved.load(house.paths, ID)
     assert isinstance(driver, Capsule)
     engine = driver._engines[kept.isolation]
     env = driver._env(kept, None)
@@ -45,7 +45,7 @@ def main() -> int:
         job = stage.job(house, ID)
         for step in (create.reserve, create.make_sandbox, create.boot):
             step(job, {})
-        driver, argv = house.driver(), raw_argv(house)
+        driver, argv = house.driver("capsule"), raw_argv(house)
 
         def ours() -> None:
             assert driver.run(ID, ["true"], deadline_s=30).status == 0

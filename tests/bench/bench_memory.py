@@ -75,13 +75,13 @@ def total_mib(pids: list[int]) -> float:
 
 def runtime_pids(house: House) -> list[int]:
     """Return the runtime's processes of the sandbox, with those that carry the agent's own code."""
-    own = [pid for pid in house.driver().pids(ID) if Path(f"/proc/{pid}").exists()]
+    own = [pid for pid in house.driver("capsule").pids(ID) if Path(f"/proc/{pid}").exists()]
     return sorted({pid for one in own for pid in family(one)})
 
 
 def inside_mib(house: House) -> tuple[float, float]:
     """Return what Hermes, and what else runs inside, has resident by the sandbox's own account."""
-    ran = house.driver().run(ID, ["/usr/bin/python3", "-I", "-c", _INSIDE], deadline_s=30)
+    ran = house.driver("capsule").run(ID, ["/usr/bin/python3", "-I", "-c", _INSIDE], deadline_s=30)
     rows = json.loads(ran.stdout).values()
     hermes = sum(kib for kib, line in rows if "hermes" in line)
     return hermes / 1024, sum(kib for kib, line in rows if "hermes" not in line) / 1024

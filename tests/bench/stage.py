@@ -100,14 +100,15 @@ def _bring(found: House, source: Path | None, *, with_image: bool) -> None:
 
 def clear(found: House) -> None:
     """Delete every agent, end the services, and remove what a broken delete left."""
+    capsules = found.driver("capsule")
     ids = [record.id for record in found.records()] + [
-        info.id for info in found.listing().sandboxes if info.id
+        info.id for info in capsules.list().sandboxes if info.id
     ]
     for agent_id in dict.fromkeys(ids):
         if known(found.paths, agent_id):
             delete(found, agent_id, told=lambda _line: None)
         else:
-            found.driver().remove(agent_id)
+            capsules.remove(agent_id)
     found.services.shutdown()
     for tree in (found.paths.data, found.paths.state, found.paths.config):
         durable.remove_tree(tree)

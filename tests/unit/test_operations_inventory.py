@@ -17,14 +17,15 @@ from troupe_tasks.sandbox.protocol import Listing, SandboxInfo, State
 from troupe_tasks.services.protocol import Phase, ServiceState
 
 ID = "jane"
+EMPTY = Listing(complete=True, sandboxes=())
 
 
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch) -> House:
-    def nothing(_house: House) -> Listing:
-        return Listing(complete=True, sandboxes=())
+    def nothing(_house: House) -> dict[str, Listing]:
+        return {"capsule": EMPTY}
 
-    monkeypatch.setattr(House, "listing", nothing)
+    monkeypatch.setattr(House, "listings", nothing)
     found = House(Paths.from_env())
     records.save(found.paths, Record(
         id=ID, name="Jane", kit=KitPin(type="hermes", version="0.1.0"), driver="capsule", isolation="gvisor",
@@ -42,9 +43,7 @@ def begun(house: House) -> Journal:
 
 def standing(house: House, *, thorough: bool) -> inventory.Agent:
     services: Mapping[str, ServiceState] = {}
-    return inventory._agent(
-        house, records.load(house.paths, ID), house.listing(), dict(services), thorough=thorough
-    )
+    return inventory._agent(house, records.load(house.paths, ID), EMPTY, dict(services), thorough=thorough)
 
 
 def test_an_unfinished_create_is_listed_with_what_finishes_it(house: House) -> None:
@@ -74,7 +73,7 @@ def test_a_failed_gateway_is_told_with_since_when_and_why(house: House) -> None:
     here = SandboxInfo(
         name=ID, id=ID, identity="1", state=State.RUNNING, sizes=None, isolation=None, started_at=None
     )
-    standing, why = inventory._standing(record, here, house.listing(), gateway)
+    standing, why = inventory._standing(record, here, EMPTY, gateway)
     assert (standing, why) == ("failed", f"the gateway has {told}")
 
 

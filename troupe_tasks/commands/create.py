@@ -30,7 +30,7 @@ _SOUL_CAP_BYTES = 64 << 10
         "rehearsal": "Give it troupe's own stand-in model: no key, no network, everything else real.",
         "setting": "One of the kit's settings, as NAME=VALUE; what is not given is asked, or its default taken.",
         "policy": "What it may reach: balanced (what the kit declares), locked (its model alone) or open.",
-        "driver": "How its sandbox is made (capsule).",
+        "driver": "How its sandbox is made: sbx (Docker Sandboxes) or capsule; without it the strongest that is ready.",
         "force": "Create it even if the machine's budget does not hold it.",
     },
     positional=("kind",),
@@ -61,8 +61,8 @@ def create(
     from troupe_tasks.operations.house import House
     from troupe_tasks.paths import Paths
 
-    house = House(Paths.from_env())
     _check_driver(driver)
+    house = House(Paths.from_env(), wanted=driver or None)
     wish = _wish(house, kind, name, sizes=(cpu, memory, storage), soul=soul, rehearsal=rehearsal, force=force)
     wish = replace(wish, policy=checked_policy(policy))
     given = _settings(wish, setting)
@@ -72,7 +72,14 @@ def create(
     if not rehearsal:
         wish = _with_keys(house, wish, given)
     wish = _within_budget(house, wish)
-    flags = {"cpu": cpu, "memory": memory, "storage": storage, "soul": soul, "policy": policy}
+    flags = {
+        "cpu": cpu,
+        "memory": memory,
+        "storage": storage,
+        "soul": soul,
+        "policy": policy,
+        "driver": driver,
+    }
     finish = _again(kind, name, flags, rehearsal=rehearsal, settings=wish.settings)
     with output.progress(quiet=json) as progress:
         record, result = perform(house, wish, finish=finish, told=progress.step)
@@ -224,7 +231,7 @@ def _accepted(house: House, wish: Wish) -> Wish:
         return replace(wish, key_tier=known.key_tier)
     choice = choose.strongest()
     questions.accept_tier(choice)
-    questions.accept_isolation(house.paths)
+    questions.accept_isolation(house)
     return replace(wish, key_tier=choice.tier.value)
 
 

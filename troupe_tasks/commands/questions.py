@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from troupe_tasks.kits.model import Kit
     from troupe_tasks.kits.services import Service
     from troupe_tasks.kits.settings import Setting
-    from troupe_tasks.paths import Paths
+    from troupe_tasks.operations.house import House
     from troupe_tasks.secret import Secret
 
 _TRIES = 3
@@ -43,13 +43,14 @@ def accept_tier(choice: Choice) -> None:
         )  # fmt: skip
 
 
-def accept_isolation(paths: Paths) -> None:
+def accept_isolation(house: House) -> None:
     """Ask before an agent with keys gets less than a virtual machine; the setting `driver` is a standing yes."""
     from troupe_tasks import config
     from troupe_tasks.commands.output import confirmed, note
     from troupe_tasks.errors import NotConfirmed
+    from troupe_tasks.sandbox.protocol import Isolation
 
-    if config.read(paths).get("driver"):
+    if config.read(house.paths).get("driver") == house.chosen or house.driver().isolation() is Isolation.KVM:
         return
     note(_ISOLATION)
     if not confirmed("Create it all the same?"):

@@ -119,7 +119,8 @@ def make_sandbox(job: Job, done: Done) -> Decided:
 
 def boot(job: Job, done: Done) -> Decided:
     """Start the sandbox."""
-    job.house.driver().start(job.record().sandbox)
+    record = job.record()
+    job.house.driver(record.driver).start(record.sandbox)
     return {}
 
 
@@ -137,7 +138,8 @@ def start_gateway(job: Job, done: Done) -> Decided:
 
 def test(job: Job, done: Done) -> Decided:
     """Send one message and keep how it went; a failure leaves the agent created."""
-    job.house.driver().start(job.record().sandbox)
+    record = job.record()
+    job.house.driver(record.driver).start(record.sandbox)
     result = self_test(job.house, job.record(), job.wish.kit)
     return {"passed": result.passed, "cause": result.cause}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from troupe_tasks.journal import Decided, Journal, Step
 from troupe_tasks.keystore.store import Keystore
 from troupe_tasks.operations.house import House, gateway_name
 from troupe_tasks.paths import Paths
+from troupe_tasks.sandbox.protocol import Sandboxes
 
 Done = Mapping[str, Decided]
 
@@ -40,10 +41,20 @@ def remove_sandbox(job: Job, done: Done) -> Decided:
 
 
 def _remove_sandboxes(house: House, agent_id: str) -> None:
-    driver = house.driver()
-    found = {info.id for info in driver.list().sandboxes if info.id and records.agent_of(info.id) == agent_id}
-    for sandbox in sorted(found | _maybe_half_made(house, agent_id)):
-        driver.remove(sandbox)
+    for driver in _drivers(house, agent_id):
+        listed = driver.list().sandboxes
+        found = {info.id for info in listed if info.id and records.agent_of(info.id) == agent_id}
+        for sandbox in sorted(found | _maybe_half_made(house, agent_id)):
+            driver.remove(sandbox)
+
+
+def _drivers(house: House, agent_id: str) -> Iterable[Sandboxes]:
+    """Return the agent's driver, or every one when its record is gone already or does not read."""
+    try:
+        record = records.find(house.paths, agent_id)
+    except StateUnreadable:
+        record = None
+    return house.drivers() if record is None else (house.driver(record.driver),)
 
 
 def _maybe_half_made(house: House, agent_id: str) -> set[str]:

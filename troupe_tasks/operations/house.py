@@ -5,27 +5,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from troupe_tasks import config
 from troupe_tasks import record as records
 from troupe_tasks.egress.control import Broker
+from troupe_tasks.errors import TroupeError
 from troupe_tasks.paths import Paths
 from troupe_tasks.record import Record
-from troupe_tasks.sandbox.drivers import open_driver
+from troupe_tasks.sandbox import drivers
 from troupe_tasks.sandbox.protocol import Listing, Sandboxes
 from troupe_tasks.services.choose import keeper
 from troupe_tasks.services.protocol import Services
 
-DEFAULT_DRIVER = "capsule"
+UNSEEN = Listing(complete=False, sandboxes=())
+"""The listing of a runtime that did not answer."""
 
 
 @dataclass(frozen=True)
 class House:
-    """Everything that an operation may need; each part is opened when it is first asked for."""
+    """Everything that an operation may need; each part is opened when it is first asked for.
+
+    wanted is the driver that a person asked for, for an agent that is not there yet.
+    """
 
     paths: Paths
+    wanted: str | None = None
 
-    def driver(self, name: str = DEFAULT_DRIVER) -> Sandboxes:
-        """Return a driver by its name."""
-        return open_driver(name, self.paths)
+    @cached_property
+    def chosen(self) -> str:
+        """Return the driver of a new agent: the one asked for, the one that is set, or the strongest that is ready."""
+        return self.wanted or config.read(self.paths).get("driver") or drivers.strongest(self.paths)
+
+    def driver(self, name: str | None = None) -> Sandboxes:
+        """Return a driver by its name, or the one of a new agent."""
+        return drivers.open_driver(name or self.chosen, self.paths)
+
+    def drivers(self) -> tuple[Sandboxes, ...]:
+        """Return every driver that may have a sandbox here."""
+        recorded = {record.driver for record in self.records()}
+        return tuple(self.driver(name) for name in drivers.NAMES if name in recorded or drivers.present(name))
 
     @cached_property
     def services(self) -> Services:
@@ -41,9 +58,18 @@ class House:
         """Return every agent's record."""
         return records.load_all(self.paths)
 
-    def listing(self) -> Listing:
-        """Return every sandbox of the machine, with one call of the runtime."""
-        return self.driver().list()
+    def listings(self) -> dict[str, Listing]:
+        """Return every sandbox of the machine by its driver, with one call of each runtime.
+
+        A runtime that does not answer hides none of the others: its listing is empty, and not complete.
+        """
+        found: dict[str, Listing] = {}
+        for driver in self.drivers():
+            try:
+                found[driver.name] = driver.list()
+            except TroupeError:
+                found[driver.name] = UNSEEN
+        return found
 
 
 def gateway_name(agent_id: str) -> str:

@@ -11,7 +11,7 @@ from troupe_tasks import record as records
 from troupe_tasks.errors import Tampered
 from troupe_tasks.journal import ABANDONED, END, Journal
 from troupe_tasks.operations import room, vault, wiring
-from troupe_tasks.operations.house import House, gateway_name
+from troupe_tasks.operations.house import UNSEEN, House, gateway_name
 from troupe_tasks.record import Record, SelfTest, Sizes
 from troupe_tasks.sandbox.protocol import LimitReport, Listing, SandboxInfo, State
 from troupe_tasks.services.protocol import Phase, ServiceState
@@ -67,15 +67,15 @@ class Full(BaseModel):
 
 def agents(house: House) -> list[Agent]:
     """Return every agent, then every sandbox that is not troupe's."""
-    listing = house.listing()
+    listings = house.listings()
     services = house.services.states()
     recorded = house.records()
     known = {record.id for record in recorded}
-    ours = [_agent(house, record, listing, services, thorough=False) for record in recorded]
     return [
-        *ours,
+        *(_agent(house, one, listings.get(one.driver, UNSEEN), services, thorough=False) for one in recorded),
         *(
-            _stranger(house, info)
+            _stranger(driver, info)
+            for driver, listing in listings.items()
             for info in listing.sandboxes
             if info.id is None or records.agent_of(info.id) not in known
         ),
@@ -151,6 +151,8 @@ def _standing(
             if listing.complete
             else ("unknown", "the listing is incomplete")
         )
+    if info.state is State.MISSING:
+        return "missing", "recorded, but not listed"
     if info.state is State.BROKEN:
         return "broken", "its sandbox is not whole"
     phase = gateway.phase if gateway else Phase.STOPPED
@@ -178,13 +180,13 @@ def _up(info: SandboxInfo | None) -> int | None:
     return max(0, int((datetime.now(UTC) - info.started_at).total_seconds()))
 
 
-def _stranger(house: House, info: SandboxInfo) -> Agent:
+def _stranger(driver: str, info: SandboxInfo) -> Agent:
     sizes = None
     if info.sizes is not None:
         sizes = Sizes(
             cpus=info.sizes.cpus, memory_mib=info.sizes.memory_mib, storage_mib=info.sizes.storage_mib
         )
     return Agent(
-        id=None, name=info.name, state="not ours", why=info.state.value, sizes=sizes, driver=house.driver().name,
+        id=None, name=info.name, state="not ours", why=info.state.value, sizes=sizes, driver=driver,
         isolation=info.isolation.value if info.isolation else "",
     )  # fmt: skip

@@ -11,7 +11,7 @@ from troupe_tasks.doctor.run import CHECKS, run_doctor
 from troupe_tasks.doctor.show import stops
 from troupe_tasks.errors import NotReady
 from troupe_tasks.host import apt
-from troupe_tasks.operations.house import DEFAULT_DRIVER, House
+from troupe_tasks.operations.house import House
 
 # A person who asks the doctor waits at most 5 s. A create on a machine that is merely busy must not be refused for
 # a check that was slow: here silence stops.
@@ -20,7 +20,7 @@ _PATIENCE = 5
 
 def examine(house: House) -> tuple[Finding, ...]:
     """Run every check of the doctor."""
-    return run_doctor(Machine.here(house.paths), driver=DEFAULT_DRIVER)
+    return run_doctor(Machine.here(house.paths), driver=house.chosen)
 
 
 def bring_programs(house: House, told: Callable[[str], None]) -> None:
@@ -34,9 +34,10 @@ def bring_programs(house: House, told: Callable[[str], None]) -> None:
 def refuse_unready(house: House) -> None:
     """Raise NotReady naming everything that stands in the way."""
     # The capsule only notes a KVM that does not work, and where it hangs the probe takes its whole deadline.
-    checks = tuple(entry for entry in CHECKS if entry.check is not hardware.virtualization)
+    needless = hardware.virtualization if house.chosen == "capsule" else None
+    checks = tuple(entry for entry in CHECKS if entry.check is not needless)
     machine = Machine.here(house.paths, patience=_PATIENCE)
-    blocking = stops(run_doctor(machine, driver=DEFAULT_DRIVER, checks=checks, patience=_PATIENCE))
+    blocking = stops(run_doctor(machine, driver=house.chosen, checks=checks, patience=_PATIENCE))
     if blocking:
         what = "; ".join(f"{finding.requirement}: {finding.detail}" for finding in blocking)
         todo = " ".join(finding.todo for finding in blocking if finding.todo)

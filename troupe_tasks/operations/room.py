@@ -30,13 +30,16 @@ def _existing(house: House) -> Path:
 
 def others(house: House, agent_id: str) -> list[budget.Running]:
     """Return every sandbox but one agent's own, and what other operations have reserved without one yet."""
-    driver = house.driver()
     recorded = {record.id: record for record in house.records() if record.id != agent_id}
     moving = {record.id for record in recorded.values() if record.moving_to is not None}
-    listed = [info for info in driver.list().sandboxes if info.id is None or agent_of(info.id) != agent_id]
-    settled = [info for info in listed if info.id is None or agent_of(info.id) not in moving]
-    running = [_running(driver, info, recorded.get(agent_of(info.id or ""))) for info in settled]
-    seen = {agent_of(info.id) for info in settled if info.id}
+    settled = [
+        (driver, info)
+        for driver in house.drivers()
+        for info in driver.list().sandboxes
+        if info.id is None or agent_of(info.id) not in {agent_id, *moving}
+    ]
+    running = [_running(driver, info, recorded.get(agent_of(info.id or ""))) for driver, info in settled]
+    seen = {agent_of(info.id) for _, info in settled if info.id}
     return [*running, *(_reserved(record) for record in recorded.values() if record.id not in seen)]
 
 
@@ -63,11 +66,16 @@ def _reserved(record: Record) -> budget.Running:
     )  # fmt: skip
 
 
+def _driver(house: House, agent_id: str) -> str:
+    """Return the name of an agent's driver, or of the one that it will have."""
+    record = records.find(house.paths, agent_id)
+    return house.chosen if record is None else record.driver
+
+
 def settled(house: House, agent_id: str, wanted: sizes.Wanted) -> Sizes:
     """Return wanted with each `max` turned into what the machine can give."""
-    driver = house.driver()
     if sizes.Max.MAX in (wanted.cpus, wanted.memory_mib, wanted.storage_mib):
-        most = budget.room(host(house), driver=driver.name, others=others(house, agent_id))
+        most = budget.room(host(house), driver=_driver(house, agent_id), others=others(house, agent_id))
     else:
         most = sizes.Room(None, None, None)
     found = sizes.settle(wanted, room=most)
@@ -77,7 +85,7 @@ def settled(house: House, agent_id: str, wanted: sizes.Wanted) -> Sizes:
 def verdict(house: House, agent_id: str, wanted: Sizes, *, grown_mib: int = 0) -> budget.Verdict:
     """Return whether an agent of these sizes fits; grown_mib is what its disk holds already."""
     need = budget.Need(
-        driver=house.driver().name, cpus=wanted.cpus, memory_mib=wanted.memory_mib,
+        driver=_driver(house, agent_id), cpus=wanted.cpus, memory_mib=wanted.memory_mib,
         disk_growth_mib=max(0, wanted.storage_mib - grown_mib),
     )  # fmt: skip
     return budget.check(host(house), need, others=others(house, agent_id))
@@ -88,6 +96,6 @@ def verdict_beside(house: House, agent_id: str, wanted: Sizes) -> budget.Verdict
     record = records.load(house.paths, agent_id)
     own = _reserved(record)
     need = budget.Need(
-        driver=house.driver().name, cpus=wanted.cpus, memory_mib=wanted.memory_mib, disk_growth_mib=wanted.storage_mib
+        driver=record.driver, cpus=wanted.cpus, memory_mib=wanted.memory_mib, disk_growth_mib=wanted.storage_mib
     )  # fmt: skip
     return budget.check(host(house), need, others=[*others(house, agent_id), own])

@@ -1,13 +1,13 @@
-"""Open a driver by name, and tell which ones there are."""
+"""Open a driver by name, and tell which ones there are, the strongest first."""
 
 from __future__ import annotations
 
-from troupe_tasks.errors import NotReady, UsageError
+from troupe_tasks.errors import NotReady, TroupeError, UsageError
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox.protocol import Isolation, Sandboxes
 from troupe_tasks.text import line
 
-NAMES = ("capsule",)
+NAMES = ("sbx", "capsule")
 
 
 def open_driver(name: str, paths: Paths, *, isolation: Isolation | None = None) -> Sandboxes:
@@ -36,3 +36,21 @@ def available(paths: Paths) -> dict[str, Isolation | NotReady]:
         except NotReady as error:
             found[name] = error
     return found
+
+
+def strongest(paths: Paths) -> str:
+    """Return the first driver that is ready, and the last one where none is: the doctor says what that lacks."""
+    for name in NAMES[:-1]:
+        try:
+            open_driver(name, paths).isolation()
+        except TroupeError:
+            continue
+        return name
+    return NAMES[-1]
+
+
+def present(name: str) -> bool:
+    """Tell whether a driver may have sandboxes here at all, without asking its runtime."""
+    from troupe_tasks.sandbox.sbx import calls
+
+    return name != "sbx" or calls.find() is not None

@@ -1,0 +1,84 @@
+"""Which driver a new agent gets, and that a runtime that is ill hides no other's sandboxes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from troupe_tasks import config
+from troupe_tasks import record as records
+from troupe_tasks.errors import DaemonFailed, NotReady, UsageError
+from troupe_tasks.operations.house import UNSEEN, House
+from troupe_tasks.paths import Paths
+from troupe_tasks.record import KitPin, Record, Sizes
+from troupe_tasks.sandbox import drivers
+from troupe_tasks.sandbox.protocol import Isolation, Listing
+
+HERE = Listing(complete=True, sandboxes=())
+
+
+class Driver:
+    """A driver that is ready or not, whose runtime answers or not."""
+
+    def __init__(self, name: str, *, ready: bool = True, answers: bool = True) -> None:
+        self.name, self.ready, self.answers = name, ready, answers
+
+    def isolation(self) -> Isolation:
+        if not self.ready:
+            raise NotReady("not here")
+        return Isolation.KVM
+
+    def list(self) -> Listing:
+        if not self.answers:
+            raise DaemonFailed("it hangs")
+        return HERE
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Driver]:
+    """Return the drivers that the test may change; sbx is installed."""
+    found = {name: Driver(name) for name in drivers.NAMES}
+
+    def opened(name: str, paths: Paths, **_more: Any) -> Driver:
+        if name not in found:
+            raise UsageError("no such driver")
+        return found[name]
+
+    monkeypatch.setattr(drivers, "open_driver", opened)
+    monkeypatch.setattr(drivers, "present", lambda name: name in found)
+    return found
+
+
+def test_the_strongest_that_is_ready_is_chosen_unless_one_is_set_or_asked_for(
+    made: dict[str, Driver],
+) -> None:
+    paths = Paths.from_env()
+    assert House(paths).chosen == "sbx"
+    made["sbx"].ready = False
+    assert House(paths).chosen == "capsule"
+    made["capsule"].ready = False
+    assert House(paths).chosen == "capsule"
+    config.put(paths, "driver", "sbx")
+    assert House(paths).chosen == "sbx"
+    assert House(paths, wanted="capsule").chosen == "capsule"
+    assert House(paths, wanted="capsule").driver().name == "capsule"
+    assert House(paths).driver("capsule").name == "capsule"
+
+
+def test_a_runtime_that_does_not_answer_hides_no_other(made: dict[str, Driver]) -> None:
+    made["sbx"].answers = False
+    assert House(Paths.from_env()).listings() == {"sbx": UNSEEN, "capsule": HERE}
+
+
+def test_a_driver_that_is_gone_is_asked_while_an_agent_has_it(
+    made: dict[str, Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drivers, "present", lambda name: name == "capsule")
+    house = House(Paths.from_env())
+    assert [driver.name for driver in house.drivers()] == ["capsule"]
+    records.save(house.paths, Record(
+        id="jane", name="Jane", kit=KitPin(type="hermes", version="0.1.0"), driver="sbx", isolation="kvm",
+        rehearsal=True, key_tier="none", sizes=Sizes(cpus=1, memory_mib=512, storage_mib=512), created_at="now",
+    ))  # fmt: skip
+    assert [driver.name for driver in house.drivers()] == ["sbx", "capsule"]

@@ -92,6 +92,7 @@ def test_it_runs_is_talked_to_stopped_and_started_and_remembers(alive: House, do
     assert done.status == 0, done
     assert "1000" in done.out
     assert "SOUL.md" in done.out
+    assert alive.troupe("stop", ID).status == 0
     standin.Place(docker).put("misbehave", {"forget": True})
     assert state(alive) == "missing"
     refused = alive.troupe("delete", ID, "--yes-i-mean", NAME)

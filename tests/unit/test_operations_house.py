@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -64,6 +66,22 @@ def test_the_strongest_that_is_ready_is_chosen_unless_one_is_set_or_asked_for(
     assert House(paths, wanted="capsule").chosen == "capsule"
     assert House(paths, wanted="capsule").driver().name == "capsule"
     assert House(paths).driver("capsule").name == "capsule"
+
+
+def test_one_that_does_not_say_whether_it_is_ready_is_passed_over(
+    made: dict[str, Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+
+    def hangs() -> Isolation:
+        release.wait(30)
+        return Isolation.KVM
+
+    monkeypatch.setattr(made["sbx"], "isolation", hangs)
+    began = time.monotonic()
+    assert House(Paths.from_env()).at_a_glance == "capsule"
+    assert time.monotonic() - began < 5
+    release.set()
 
 
 def test_a_runtime_that_does_not_answer_hides_no_other(made: dict[str, Driver]) -> None:

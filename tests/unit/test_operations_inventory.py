@@ -22,7 +22,7 @@ EMPTY = Listing(complete=True, sandboxes=())
 
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch) -> House:
-    def nothing(_house: House) -> dict[str, Listing]:
+    def nothing(_house: House, _agents: object = None) -> dict[str, Listing]:
         return {"capsule": EMPTY}
 
     monkeypatch.setattr(House, "listings", nothing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,15 +34,24 @@ class House:
     @cached_property
     def chosen(self) -> str:
         """Return the driver of a new agent: the one asked for, the one that is set, or the strongest that is ready."""
-        return self.wanted or config.read(self.paths).get("driver") or drivers.strongest(self.paths)
+        return self._told or drivers.strongest(self.paths)
+
+    @property
+    def at_a_glance(self) -> str:
+        """Return the same for who can't wait: a driver that does not answer at once is passed over."""
+        return self._told or drivers.strongest(self.paths, deadline_s=0.4)
+
+    @property
+    def _told(self) -> str | None:
+        return self.wanted or config.read(self.paths).get("driver")
 
     def driver(self, name: str | None = None) -> Sandboxes:
         """Return a driver by its name, or the one of a new agent."""
         return drivers.open_driver(name or self.chosen, self.paths)
 
-    def drivers(self) -> tuple[Sandboxes, ...]:
-        """Return every driver that may have a sandbox here."""
-        recorded = {record.driver for record in self.records()}
+    def drivers(self, agents: Sequence[Record] | None = None) -> tuple[Sandboxes, ...]:
+        """Return every driver that may have a sandbox here; agents are the records, where they were read already."""
+        recorded = {record.driver for record in (self.records() if agents is None else agents)}
         return tuple(self.driver(name) for name in drivers.NAMES if name in recorded or drivers.present(name))
 
     @cached_property
@@ -58,13 +68,13 @@ class House:
         """Return every agent's record."""
         return records.load_all(self.paths)
 
-    def listings(self) -> dict[str, Listing]:
+    def listings(self, agents: Sequence[Record] | None = None) -> dict[str, Listing]:
         """Return every sandbox of the machine by its driver, with one call of each runtime.
 
         A runtime that does not answer hides none of the others: its listing is empty, and not complete.
         """
         found: dict[str, Listing] = {}
-        for driver in self.drivers():
+        for driver in self.drivers(agents):
             try:
                 found[driver.name] = driver.list()
             except TroupeError:

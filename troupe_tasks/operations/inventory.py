@@ -67,9 +67,9 @@ class Full(BaseModel):
 
 def agents(house: House) -> list[Agent]:
     """Return every agent, then every sandbox that is not troupe's."""
-    listings = house.listings()
-    services = house.services.states()
     recorded = house.records()
+    listings = house.listings(recorded)
+    services = house.services.states()
     known = {record.id for record in recorded}
     return [
         *(_agent(house, one, listings.get(one.driver, UNSEEN), services, thorough=False) for one in recorded),

@@ -20,7 +20,7 @@ _PATIENCE = 5
 
 def examine(house: House) -> tuple[Finding, ...]:
     """Run every check of the doctor."""
-    return run_doctor(Machine.here(house.paths), driver=house.chosen)
+    return run_doctor(Machine.here(house.paths), driver=house.at_a_glance)
 
 
 def bring_programs(house: House, told: Callable[[str], None]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 from troupe_tasks.errors import NotReady, TroupeError, UsageError
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox.protocol import Isolation, Sandboxes
@@ -38,15 +41,24 @@ def available(paths: Paths) -> dict[str, Isolation | NotReady]:
     return found
 
 
-def strongest(paths: Paths) -> str:
-    """Return the first driver that is ready, and the last one where none is: the doctor says what that lacks."""
+def strongest(paths: Paths, *, deadline_s: float = 10.0) -> str:
+    """Return the first driver that is ready, and the last one where none is: the doctor says what that lacks.
+
+    One that does not say so within deadline_s is not ready.
+    """
     for name in NAMES[:-1]:
-        try:
-            open_driver(name, paths).isolation()
-        except TroupeError:
-            continue
-        return name
+        said: list[Isolation] = []
+        asking = threading.Thread(target=_ask, args=(open_driver(name, paths), said), daemon=True)
+        asking.start()
+        asking.join(deadline_s)
+        if said:
+            return name
     return NAMES[-1]
+
+
+def _ask(driver: Sandboxes, said: list[Isolation]) -> None:
+    with contextlib.suppress(TroupeError):
+        said.append(driver.isolation())
 
 
 def present(name: str) -> bool:

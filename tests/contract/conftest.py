@@ -49,6 +49,10 @@ class House:
             env={"TROUPE_SAMPLE": "from the spec"},
         )  # fmt: skip
 
+    def spare(self, shared: str, fresh: Callable[[], str]) -> str:
+        """Return a sandbox that may be used up for a while: one of its own where one is made quickly."""
+        return self.started(fresh())
+
     def started(self, sandbox_id: str, *, sizes: Sizes | None = None) -> str:
         self.driver.create(self.spec(sandbox_id, sizes=sizes))
         self.driver.start(sandbox_id)
@@ -101,6 +105,10 @@ class Docker(House):
         standin.Place(self.standin).put("policy", {"default": "balanced"})
         self.driver, self.paths, self.image = Sbx(paths), paths, image
         self.opening = "open_driver('sbx', Paths.from_env())"
+
+    def spare(self, shared: str, fresh: Callable[[], str]) -> str:
+        """Return the shared one: each test gives back what it took."""
+        return shared
 
     @contextmanager
     def ill(self, **how: object) -> Iterator[None]:

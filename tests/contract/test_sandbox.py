@@ -515,9 +515,9 @@ def test_the_first_process_reaps_what_others_leave(house: House, shared: str) ->
 # --- limits
 
 
-def test_too_many_processes_fail_inside_and_hurt_nobody(house: House, fresh: Fresh) -> None:
+def test_too_many_processes_fail_inside_and_hurt_nobody(house: House, shared: str, fresh: Fresh) -> None:
     binds(house, "processes")
-    one = house.started(fresh())
+    one = house.spare(shared, fresh)
     code = (
         "import os, time\nn = 0\n"
         "try:\n"
@@ -541,9 +541,9 @@ def test_too_many_open_files_fail_inside(house: House, shared: str) -> None:
     assert int(python(house, shared, code).stdout) < house.small.open_files
 
 
-def test_the_disk_ends_where_its_size_says(house: House, fresh: Fresh) -> None:
+def test_the_disk_ends_where_its_size_says(house: House, shared: str, fresh: Fresh) -> None:
     binds(house, "storage")
-    one = house.started(fresh())
+    one = house.spare(shared, fresh)
     done = run(
         house,
         one,

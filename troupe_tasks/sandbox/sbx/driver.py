@@ -42,40 +42,6 @@ _REAP_S = 20.0
 _SKEW_S = 120.0
 _STATES = {"running": State.RUNNING, "stopped": State.STOPPED}
 _RESTART = "`sbx daemon restart` may bring it back; it stops every sandbox. Nothing was removed or made anew."
-# sbx's client passes no signal on, so this small shell sends it by another exec; `wait` is asked again as in gVisor's.
-_HOLD = """\
-pass() { SIGNAL "$1" </dev/null >/dev/null 2>&1; }
-trap 'cut=1; pass INT' INT; trap 'cut=1; pass TERM' TERM
-setsid "$@" </dev/null &
-child=$! status=
-while :; do
-    cut=; wait "$child"; now=$?
-    [ "$now" = 127 ] && [ -n "$status" ] && break
-    status=$now
-    [ -n "$cut" ] && [ "$status" -gt 128 ] || break
-done
-exit "$status"
-"""
-# Runs inside as the agent's user, whose processes these are; PID 1 is sbx's own.
-_END_ALL = """\
-import os, signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-def others():
-    for name in os.listdir("/proc"):
-        try:
-            if name.isdigit() and int(name) not in (1, os.getpid()) and os.stat("/proc/" + name).st_uid == os.getuid():
-                return True
-        except OSError:
-            continue
-    return False
-try:
-    os.kill(-1, signal.SIGTERM)
-except OSError:
-    pass
-end = time.monotonic() + float(sys.argv[1])
-while others() and time.monotonic() < end:
-    time.sleep(0.02)
-"""
 _USED = "import os; s = os.statvfs('/state'); print((s.f_blocks - s.f_bfree) * s.f_frsize >> 20)"
 
 
@@ -132,7 +98,6 @@ class Sbx:
     def create(self, spec: SandboxSpec) -> str:
         """Make the sandbox by its environment file; sbx leaves it running."""
         environment.check(spec)
-        calls.check()
         saved = keeping.begin(self._paths, spec)
         if saved.identity is not None:
             self._checked(saved)
@@ -143,8 +108,9 @@ class Sbx:
         """Start the sandbox on record, give it troupe's programs, and open its way out."""
         saved = keeping.load(self._paths, sandbox_id)
         one = self._checked(saved)
-        if _STATES.get(one.status) is State.RUNNING and way_out.pid(self._paths, sandbox_id) is not None:
+        if _STATES.get(one.status) is State.RUNNING and self._works(sandbox_id):
             return
+        way_out.stop(self._paths, sandbox_id)
         durable.make_private_dir(saved.spec.egress)
         if self._furnish(saved):
             # After the host slept, a guest's clock may be hours behind; only a start sets it (sbx issue 111).
@@ -207,11 +173,12 @@ class Sbx:
         cap_bytes: int,
         sink: BinaryIO | None = None,
         source: BinaryIO | None = None,
+        stall_s: float | None = None,
     ) -> Streamed:
         """Run a command inside as one end of a bulk transfer."""
         pumped = self._exec(
             sandbox_id, argv, env=None, cwd=WORKSPACE, source=source or b"", sink=sink, cap_bytes=cap_bytes,
-            deadline_s=deadline_s, stop_at_cap=True,
+            deadline_s=deadline_s, stop_at_cap=True, stall_s=stall_s,
         )  # fmt: skip
         return Streamed(status=pumped.status, bytes=pumped.bytes, sha256=pumped.sha256)
 
@@ -250,7 +217,7 @@ class Sbx:
             *variables,
             "/bin/sh",
             "-c",
-            _HOLD.replace("SIGNAL", sending),
+            inside.HOLD.replace("SIGNAL", sending),
             "sh",
             program,
             *command.words,
@@ -279,6 +246,13 @@ class Sbx:
         used = min(int(said), saved.spec.sizes.storage_mib)  # a sandbox's own word
         keeping.keep(self._paths, saved.model_copy(update={"used_mib": used}))
         return used
+
+    def _works(self, sandbox_id: str) -> bool:
+        """Tell whether a command of ours runs: Docker may have started the sandbox anew by itself."""
+        try:
+            return self.run(sandbox_id, ["true"], cwd="/", deadline_s=calls.ASK_S).status == 0
+        except TroupeError:
+            return False
 
     def _checked(self, saved: Saved) -> answers.Listed:
         """Return what sbx lists under a sandbox's name, which has to be the one on record."""
@@ -310,7 +284,7 @@ class Sbx:
 
     def _ask_to_end(self, saved: Saved, deadline_s: float) -> None:
         """Ask everything of the agent's to end, and wait for it until the deadline."""
-        words = ["exec", "-u", "agent", saved.name, *inside.PYTHON, "-c", _END_ALL, f"{deadline_s:g}"]
+        words = ["exec", "-u", "agent", saved.name, *inside.PYTHON, "-c", inside.END_ALL, f"{deadline_s:g}"]
         with suppress(TroupeError):
             calls.call(words, deadline_s=deadline_s + _REAP_S)
 
@@ -326,6 +300,7 @@ class Sbx:
         cap_bytes: int,
         deadline_s: float,
         stop_at_cap: bool,
+        stall_s: float | None = None,
     ) -> streaming.Pumped:
         saved = keeping.load(self._paths, sandbox_id)
         if way_out.pid(self._paths, sandbox_id) is None:
@@ -336,7 +311,7 @@ class Sbx:
         try:
             pumped = streaming.pump(
                 _piped(command.words), source=source, sink=sink, cap_bytes=cap_bytes, deadline_s=deadline_s,
-                stop_at_cap=stop_at_cap,
+                stop_at_cap=stop_at_cap, stall_s=stall_s,
             )  # fmt: skip
         except BaseException:
             _reap(saved, mark)
@@ -344,9 +319,8 @@ class Sbx:
         if pumped.late or pumped.over:
             _reap(saved, mark)
         if pumped.late:
-            raise SandboxTimeout(
-                f"a command in {sandbox_id} did not end within {deadline_s:g} s; it was stopped"
-            )
+            what, limit_s = ("moved nothing", stall_s) if pumped.stuck else ("did not end", deadline_s)
+            raise SandboxTimeout(f"a command in {sandbox_id} {what} within {limit_s:g} s; it was stopped")
         if pumped.over:
             raise SandboxFailed(
                 f"a transfer with {sandbox_id} went past its cap of {cap_bytes} bytes; it was stopped"

@@ -24,6 +24,40 @@ GATEWAY = "gateway"
 GATEWAY_PID = "/tmp/.troupe-gateway"
 _BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/state", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
 _CAP = 1 << 20
+# sbx's client passes no signal on, so this small shell sends it by another exec; `wait` is asked again as in gVisor's.
+HOLD = """\
+pass() { SIGNAL "$1" </dev/null >/dev/null 2>&1; }
+trap 'cut=1; pass INT' INT; trap 'cut=1; pass TERM' TERM
+setsid "$@" </dev/null &
+child=$! status=
+while :; do
+    cut=; wait "$child"; now=$?
+    [ "$now" = 127 ] && [ -n "$status" ] && break
+    status=$now
+    [ -n "$cut" ] && [ "$status" -gt 128 ] || break
+done
+exit "$status"
+"""
+# Runs inside as the agent's user, whose processes these are; PID 1 is sbx's own.
+END_ALL = """\
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def others():
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and int(name) not in (1, os.getpid()) and os.stat("/proc/" + name).st_uid == os.getuid():
+                return True
+        except OSError:
+            continue
+    return False
+try:
+    os.kill(-1, signal.SIGTERM)
+except OSError:
+    pass
+end = time.monotonic() + float(sys.argv[1])
+while others() and time.monotonic() < end:
+    time.sleep(0.02)
+"""
 # Runs as root inside. The identity is the last to be written: without it nothing of ours runs.
 _FURNISH = """\
 import json, os, sys, time
@@ -99,19 +133,15 @@ def send_signal(saved: Saved) -> list[str]:
 
 
 def way_out(saved: Saved) -> list[str]:
-    """Return the exec that is held open as the way to the broker, ending one that an earlier run left."""
-    return [
-        "exec",
-        "-i",
-        "-u",
-        "root",
-        saved.name,
-        *REAP,
-        WAY_OUT,
-        *PYTHON,
-        f"{GUEST_DIR}/tunnel.py",
-        "inside",
-    ]
+    """Return the exec that is held open as the way to the broker, ending one that an earlier run left.
+
+    It is held to the identity as well: in a sandbox that Docker started by itself there is no way out.
+    """
+    told = {
+        "identity": saved.identity, "nonce": "", "cwd": "/", "env": _BASE_ENV, "open_files": 4096, "processes": 4096,
+        "argv": [*REAP, WAY_OUT, *PYTHON, f"{GUEST_DIR}/tunnel.py", "inside"], "pid_file": "",
+    }  # fmt: skip
+    return ["exec", "-i", "-u", "root", saved.name, *PYTHON, f"{GUEST_DIR}/held.py", json.dumps(told)]
 
 
 def furnish(saved: Saved, *, deadline_s: float) -> float:

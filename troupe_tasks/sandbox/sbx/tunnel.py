@@ -38,6 +38,7 @@ _REFUSAL = (
     b"troupe: the egress broker does not answer"
 )
 _TRIES = 5
+_NOT_OURS = {2, 125}  # no program of ours there, or it says that the sandbox is another
 
 
 class Broken(Exception):
@@ -318,20 +319,19 @@ def outside(
     os.write(handle, str(os.getpid()).encode())
     for attempt in range(_TRIES):
         began = time.monotonic()
-        _hold(broker, ready if attempt == 0 else -1, exec_argv)
-        if not _runs(list_argv, name):
+        status = _hold(broker, ready if attempt == 0 else -1, exec_argv)
+        if status in _NOT_OURS or not _runs(list_argv, name):
             return 0
         time.sleep(max(0.0, 2 - (time.monotonic() - began)))
     return 1
 
 
-def _hold(broker: str, ready: int, exec_argv: Sequence[str]) -> None:
-    child = subprocess.Popen(
-        exec_argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=False
-    )
+def _hold(broker: str, ready: int, exec_argv: Sequence[str]) -> int | None:
+    """Carry until the exec ends, and return its status; None when it had to be ended."""
+    child = subprocess.Popen(exec_argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         if child.stdin is None or child.stdout is None:
-            return
+            return None
         tunnel = Tunnel(child.stdout.fileno(), child.stdin.fileno(), broker=broker)
         while not tunnel.over:
             tunnel.turn()
@@ -339,8 +339,12 @@ def _hold(broker: str, ready: int, exec_argv: Sequence[str]) -> None:
                 os.write(ready, b"ready\n")
                 os.close(ready)
                 ready = -1
+        return child.wait(2)
     except Broken as error:
         print(f"what came from inside is no tunnel: {error}", file=sys.stderr)
+        return None
+    except subprocess.TimeoutExpired:
+        return None
     finally:
         child.kill()
         child.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from troupe_tasks.errors import (
     SandboxTimeout,
     TroupeError,
 )  # fmt: skip
-from troupe_tasks.sandbox.protocol import State
+from troupe_tasks.sandbox.protocol import Isolation, State
 from troupe_tasks.sandbox.sbx import calls, driver, host, making, saved, template, way_out
 
 ONE = "calm"
@@ -181,7 +182,27 @@ def test_a_daemon_that_has_to_be_started_first_is_understood(dock: Docker) -> No
 )  # fmt: skip
 def test_old_and_mixed_releases_are_not_ready(dock: Docker, found: dict[str, object], says: str) -> None:
     with dock.ill(version=found), pytest.raises(NotReady, match=says):
+        calls.check()
+
+
+def test_it_is_ready_with_kvm_the_right_release_and_a_sign_in(
+    dock: Docker, monkeypatch: pytest.MonkeyPatch, own_home: Path
+) -> None:
+    usable = [False]
+    monkeypatch.setattr(driver, "kvm_is_usable", lambda: usable[0])
+    with pytest.raises(NotReady, match="needs KVM"):
         dock.driver.isolation()
+    usable[0] = True
+    with pytest.raises(NotReady, match="not signed in"):
+        dock.driver.isolation()
+    account = own_home / ".config/com.docker.sandboxes" / base64.b64encode(b"docker/auth/hub/jo").decode()
+    account.mkdir(parents=True)
+    (account / "metadata.json").write_text("null")
+    (account / "secretpass").write_text("sealed")
+    with pytest.raises(NotReady, match="not signed in"):
+        dock.driver.isolation()
+    (account / "metadata.json").write_text('{"user": "jo"}')
+    assert dock.driver.isolation() is Isolation.KVM
 
 
 def test_a_clock_that_is_hours_off_is_set_by_another_start_or_told(dock: Docker) -> None:

@@ -55,7 +55,7 @@ class Sbx:
 
     def isolation(self) -> Isolation:
         """Return KVM: a sandbox of Docker's is a virtual machine. NotReady where none would be made."""
-        if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        if not kvm_is_usable():
             raise NotReady("sbx needs KVM, and you can't use /dev/kvm")
         calls.check()
         found = signin.read()
@@ -340,6 +340,11 @@ class Sbx:
                 hint=f"`troupe start {saved.spec.id}` starts it.",
             )  # fmt: skip
         return trouble.told(said, doing=f"a command in {saved.spec.id}")
+
+
+def kvm_is_usable() -> bool:
+    """Tell whether this user may use the machine's KVM; whether it works is the doctor's to find out."""
+    return os.access("/dev/kvm", os.R_OK | os.W_OK)
 
 
 def _info(saved: Saved, one: answers.Listed | None) -> SandboxInfo:

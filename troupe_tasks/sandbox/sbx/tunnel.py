@@ -317,17 +317,21 @@ def outside(
         return 0  # there is one already
     os.ftruncate(handle, 0)
     os.write(handle, str(os.getpid()).encode())
-    for attempt in range(_TRIES):
+    waiting = [ready]
+    for _attempt in range(_TRIES):
         began = time.monotonic()
-        status = _hold(broker, ready if attempt == 0 else -1, exec_argv)
+        status = _hold(broker, waiting, exec_argv)
+        while waiting:  # who waits for a tunnel that did not come up is not kept waiting
+            os.close(waiting.pop())
         if status in _NOT_OURS or not _runs(list_argv, name):
             return 0
         time.sleep(max(0.0, 2 - (time.monotonic() - began)))
     return 1
 
 
-def _hold(broker: str, ready: int, exec_argv: Sequence[str]) -> int | None:
+def _hold(broker: str, waiting: list[int], exec_argv: Sequence[str]) -> int | None:
     """Carry until the exec ends, and return its status; None when it had to be ended."""
+    tunnel: Tunnel | None = None
     child = subprocess.Popen(exec_argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         if child.stdin is None or child.stdout is None:
@@ -335,10 +339,10 @@ def _hold(broker: str, ready: int, exec_argv: Sequence[str]) -> int | None:
         tunnel = Tunnel(child.stdout.fileno(), child.stdin.fileno(), broker=broker)
         while not tunnel.over:
             tunnel.turn()
-            if tunnel.greeted and ready >= 0:
-                os.write(ready, b"ready\n")
-                os.close(ready)
-                ready = -1
+            while tunnel.greeted and waiting:
+                with contextlib.suppress(BrokenPipeError):  # a start that was killed waits no more
+                    os.write(waiting[0], b"ready\n")
+                os.close(waiting.pop())
         return child.wait(2)
     except Broken as error:
         print(f"what came from inside is no tunnel: {error}", file=sys.stderr)
@@ -348,6 +352,9 @@ def _hold(broker: str, ready: int, exec_argv: Sequence[str]) -> int | None:
     finally:
         child.kill()
         child.wait()
+        if tunnel is not None:
+            for channel in list(tunnel.channels.values()):
+                tunnel.close(channel)
 
 
 def _runs(list_argv: Sequence[str], name: str) -> bool:

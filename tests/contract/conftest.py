@@ -29,14 +29,17 @@ SMALL = Sizes(cpus=1, memory_mib=256, storage_mib=64, processes=64, open_files=2
 
 
 class House:
-    """One driver on folders of its own, and the sandboxes made in it; `opening` opens it in another process."""
+    """One driver on folders of its own, and the sandboxes made in it; `opening` opens it in another process.
+
+    `kernel` is whose kernel a sandbox meets.
+    """
 
     small = SMALL
 
     def __init__(self, driver: Sandboxes, paths: Paths, image: Path) -> None:
         self.driver, self.paths, self.image = driver, paths, image
-        isolation = driver.isolation().value
-        self.opening = f"open_driver('capsule', Paths.from_env(), isolation=Isolation('{isolation}'))"
+        self.kernel = driver.isolation()
+        self.opening = f"open_driver('capsule', Paths.from_env(), isolation=Isolation('{self.kernel.value}'))"
 
     def only(self, *names: str, why: str) -> None:
         """Skip a test that can't be put to another driver."""
@@ -105,6 +108,7 @@ class Docker(House):
         standin.Place(self.standin).put("policy", {"default": "balanced"})
         self.driver, self.paths, self.image = Sbx(paths), paths, image
         self.opening = "open_driver('sbx', Paths.from_env())"
+        self.kernel = Isolation.GVISOR  # the stand-in's
 
     def spare(self, shared: str, fresh: Callable[[], str]) -> str:
         """Return the shared one: each test gives back what it took."""

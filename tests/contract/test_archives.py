@@ -89,7 +89,7 @@ def test_everything_comes_back_in_another_sandbox(house: House, fresh: Fresh, tm
     work(house, old, "make")
     run(house, old, "/usr/bin/python3", "-I", "-S", "-c", _FILL)
     before = told(house, old)
-    assert ("user.plain" in str(before)) is (house.driver.isolation() is Isolation.NAMESPACES)
+    assert ("user.plain" in str(before)) is (house.kernel is Isolation.NAMESPACES)
     measured = inside.measure(house.driver, old)
     archive = taken(house, old, tmp_path / "backup")
     assert archive.parts[0].bytes < measured.archive_bytes
@@ -107,7 +107,7 @@ def test_everything_comes_back_in_another_sandbox(house: House, fresh: Fresh, tm
     house.driver.stop(new, deadline_s=10)
     house.driver.start(new)
     after = told(house, new)
-    if house.driver.isolation() is Isolation.GVISOR:  # which has its pipes in memory alone
+    if house.kernel is Isolation.GVISOR:  # which has its pipes in memory alone
         after["workspace/pipe"] = before["workspace/pipe"]
     assert after == before
     assert house.driver.disk_used_mib(new) < 64  # its holes are holes again
@@ -150,6 +150,7 @@ def revive(house: House, one: str) -> None:
 @pytest.fixture(scope="module")
 def large(house: House) -> Iterator[str]:
     """Yield a running sandbox with a large file, which is itself again after each test."""
+    house.only("capsule", why="a sandbox whose processes can be killed from here is wanted")
     one = house.started("large", sizes=SIZES)
     run(house, one, "sh", "-c", "head -c 50000000 /dev/urandom > /state/large; echo a > /state/early; sync")
     yield one
@@ -201,6 +202,7 @@ def test_an_agent_that_meddles_gets_no_archive(
 
 
 def test_hermes_backs_itself_up_beside_the_files(house: House, fresh: Fresh, tmp_path: Path) -> None:
+    house.only("capsule", why="it is a stream like any other, and Hermes is slow to start")
     one = fresh()
     env = {"HERMES_HOME": "/state/hermes", "HOME": "/state/home", "PYTHONDONTWRITEBYTECODE": "1"}
     sizes = SIZES.model_copy(update={"memory_mib": 1024, "processes": 256, "open_files": 1024})

@@ -42,7 +42,7 @@ class Nowhere:
 
 def sandbox(house: House) -> Sandboxes:
     """Return the driver, with a running sandbox that has room for the tree."""
-    driver = house.driver()
+    driver = house.driver("capsule")
     driver.create(SandboxSpec(
         id=ID, sizes=Sizes(cpus=2, memory_mib=1024, storage_mib=MIB + 8192),
         image=image.ensure_image(stage.kit(), house.paths, print).path, egress=house.paths.egress(ID) / "socket",

@@ -54,7 +54,7 @@ def raw_s(house: House, file: Path, parts: list[dict[str, float]]) -> float:
     """Do what a move can't do without, by hand, and return how long it took; the agent is as before afterwards."""
     record = records.load(house.paths, ID)
     there = record.model_copy(update={"move": record.move + 1})
-    driver, kit = house.driver(), stage.kit()
+    driver, kit = house.driver("capsule"), stage.kit()
     spent: dict[str, float] = {}
 
     def timed(name: str, body: Callable[[], object]) -> None:
@@ -99,7 +99,7 @@ def main() -> int:
         sizes = ("--cpu=2", "--memory=2", f"--storage={2 + MIB // 256}", "--force")
         words = stage.command("create", "hermes", "--name", ID, "--rehearsal", *sizes)
         subprocess.run(words, cwd=stage.ROOT, stdin=subprocess.DEVNULL, capture_output=True, check=True)
-        house.driver().run(ID, ["sh", "-c", _FILL.format(MIB // 16)], deadline_s=_HOURS_S)
+        house.driver("capsule").run(ID, ["sh", "-c", _FILL.format(MIB // 16)], deadline_s=_HOURS_S)
         file = house.paths.state / "bench.tar"
         ours_parts: list[dict[str, float]] = []
         raw_parts: list[dict[str, float]] = []

@@ -107,7 +107,7 @@ class Stage(House):
     sandboxes: Folders
     said: list[str] = field(default_factory=list)
 
-    def driver(self, name: str = "capsule") -> Sandboxes:
+    def driver(self, name: str | None = None) -> Sandboxes:
         """Return the one driver."""
         return cast("Sandboxes", self.sandboxes)
 
@@ -199,7 +199,7 @@ def staged(root: Path, patch: pytest.MonkeyPatch) -> Stage:
     patch.setattr(vault, "free_mib", lambda _place: 1 << 20)
     faults = Faults(patch, home)
     sandboxes = Folders(root / "sandboxes", faults)
-    return Stage(Paths.from_env({"HOME": str(home)}), root, faults, sandboxes)
+    return Stage(Paths.from_env({"HOME": str(home)}), root, faults, sandboxes, wanted="capsule")
 
 
 _KIT = """\

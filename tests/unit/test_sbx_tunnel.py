@@ -30,6 +30,7 @@ class Pair:
         self.inside = Tunnel(in_read, out_write, listeners=[self.listener])
         self.outside = Tunnel(out_read, in_write, broker=self.broker)
         self.wake, self.waker = socket.socketpair()
+        self.closing = False
         self.threads = [
             threading.Thread(target=self.turn, args=(side,)) for side in (self.inside, self.outside)
         ]
@@ -38,12 +39,18 @@ class Pair:
 
     def turn(self, side: Tunnel) -> None:
         while not side.over:
-            side.turn()
+            try:
+                side.turn()
+            except (OSError, ValueError):
+                if not self.closing:
+                    raise
+                return
 
     def connect(self) -> socket.socket:
         return socket.create_connection(self.listener.getsockname(), 10)
 
     def close(self) -> None:
+        self.closing = True  # what is closed beneath a side is an error to it, which an exec's end is not
         os.close(self.handles[3])  # as when the exec ends: each side sees the end of its link
         self.threads[1].join(10)
         os.close(self.handles[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from troupe_tasks import config
@@ -29,7 +29,7 @@ class House:
     """
 
     paths: Paths
-    wanted: str | None = None
+    wanted: str | None = field(default=None, kw_only=True)
 
     @cached_property
     def chosen(self) -> str:

@@ -262,12 +262,19 @@ def startable(house: House, driver: str, sandbox: str) -> bool:
 
 
 def leave(job: Job, done: Done) -> Decided:
-    """Remove the sandbox in which it does not live: the old one after a move, else the new one."""
+    """Remove the sandbox in which it does not live: the old one after a move, else the new one.
+
+    One that its runtime does not list, or that is another than the one on record, is left alone.
+    """
     unused = job.old(done) if passed(done) else job.new(done)
     record = job.record()
     if unused == record.sandbox:
         raise SandboxFailed(f"{unused} is where {job.id} lives; it is not removed")
-    job.house.driver(record.driver).remove(unused)
+    try:
+        job.house.driver(record.driver).remove(unused)
+    except SandboxGone as error:
+        job.told(f"{unused} is left alone: {error}")
+        return {"left": unused, "why": line(str(error), 300)}
     return {"removed": unused}
 
 

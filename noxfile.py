@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -104,10 +105,28 @@ def count(report: Path) -> None:
             TOTALS.passed += 1
 
 
+def build_stock() -> None:
+    """Build the image that the later sessions share while the first ones leave a processor idle.
+
+    Only in a run of everything. Whoever needs the image waits for it, and builds it where this could not.
+    """
+    if {"-s", "--session", "--sessions"} & set(sys.argv):
+        return
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    HOUSE.mkdir(mode=0o700, exist_ok=True)
+    with (REPORTS / "stock.log").open("wb") as log:
+        building = subprocess.Popen(
+            [sys.executable, "-m", "tests.stock", os.environ.get("TROUPE_TEST_HOME", str(HOUSE))],
+            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+    atexit.register(building.terminate)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style, types, import contracts, scripts, spelling and dependencies."""
     TOTALS.sessions.append(session.name)
+    build_stock()
     python = sys.executable
     scripts = [path for path in ("troupe", ".ci/run", "install.sh") if (ROOT / path).exists()]
     done = [

@@ -14,6 +14,7 @@ import pytest
 
 from tests.contract.standin_sbx import sbx as standin
 from tests.integration.house import House, wait_until
+from troupe_tasks import record as records
 from troupe_tasks.kits import image, local
 from troupe_tasks.sandbox.sbx import template
 
@@ -100,3 +101,24 @@ def test_it_runs_is_talked_to_stopped_and_started_and_remembers(alive: House, do
     assert "sbx does not list it" in refused.err
     standin.Place(docker).put("misbehave", {})
     assert len(standin.Place(docker).sandboxes()) == 1
+
+
+def test_it_moves_with_all_it_has_into_a_sandbox_of_another_name(alive: House, docker: Path) -> None:
+    assert alive.troupe("config", "set", "reserve", "1").status == 0
+    (before,) = standin.Place(docker).sandboxes()
+    driver = alive.rooms.driver("sbx")
+    driver.start(ID)
+    driver.run(
+        ID, ["sh", "-c", "echo report > /workspace/report.md; echo memory > /state/kept"], deadline_s=60
+    )
+    done = alive.troupe("resize", ID, "--memory", "2.5")
+    assert done.status == 0, done
+    assert SAYS in done.out
+    record = records.load(alive.paths, ID)
+    assert (record.sandbox, record.sizes.memory_mib) == (f"{ID}--1", 2560)
+    (after,) = standin.Place(docker).sandboxes()
+    assert after != before
+    driver.start(record.sandbox)
+    ran = driver.run(record.sandbox, ["cat", "/workspace/report.md", "/state/kept"], deadline_s=60)
+    assert ran.stdout == b"report\nmemory\n"
+    driver.stop(record.sandbox, deadline_s=20)

@@ -81,6 +81,7 @@ def test_a_key_that_is_given_or_taken_away_half_way_is_finished(keyed_house: Hou
     assert_keyed(keyed_house, kept=operation == "secret-set")
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("operation", ["secret-set", "secret-remove"])
 @pytest.mark.timeout(600)
 def test_a_key_killed_again_and_again_is_finished(keyed_house: House, operation: str) -> None:

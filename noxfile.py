@@ -7,10 +7,14 @@ installed a second time. The last lines printed say what was not run and why, an
 from __future__ import annotations
 
 import atexit
+import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,3 +222,67 @@ def lock(session: nox.Session) -> None:
         *common, "--extra", "dev", "--constraint", "requirements.lock",
         "--output-file", "requirements-dev.lock", external=True,
     )  # fmt: skip
+
+
+ADDRESS = re.compile(r"https://[0-9A-Za-z.:/_~-]+")
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """Build the last commit into dist/, always the same bytes; `-- --address https://HOST/FOLDER` is its address."""
+    words = session.posargs
+    address = words[1].rstrip("/") if len(words) == 2 and words[0] == "--address" else ""
+    if words and not ADDRESS.fullmatch(address):
+        session.error("it takes nothing but `--address https://HOST/FOLDER`")
+    if git(session, "status", "--porcelain"):
+        session.error("a release is what is committed, and something here is not: `git status`")
+    with tempfile.TemporaryDirectory() as folder:
+        stage = Path(folder, "troupe")
+        version = staged(session, stage, address)
+        built = stage / "dist"
+        epoch = git(session, "log", "-1", "--format=%ct")
+        with session.chdir(stage):
+            session.run(
+                sys.executable, "-m", "hatchling", "build", "-d", built, "-t", "sdist", "-t", "wheel", external=True,
+                env={"SOURCE_DATE_EPOCH": epoch},
+            )  # fmt: skip
+        for name in ("install.sh", "requirements.lock"):
+            shutil.copy(stage / name, built)
+        (built / "VERSION").write_text(f"{version}\n", encoding="ascii")
+        sums = [
+            f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+            for path in sorted(built.iterdir())
+        ]
+        (built / "SHA256SUMS").write_text("".join(sums), encoding="ascii")
+        shutil.rmtree(ROOT / "dist", ignore_errors=True)
+        shutil.copytree(built, ROOT / "dist")
+    print("".join(sums), end="")
+
+
+def git(session: nox.Session, *words: str) -> str:
+    said = session.run("git", "-C", str(ROOT), *words, external=True, silent=True, log=False)
+    return str(said).strip()
+
+
+def staged(session: nox.Session, stage: Path, address: str) -> str:
+    """Put the last commit into a folder, stamped with what it is and where for, and return its version."""
+    stage.mkdir()
+    packed = stage.with_suffix(".tar")
+    git(session, "archive", "--format=tar", f"--output={packed}", "HEAD")
+    session.run("tar", "-xf", str(packed), "-C", str(stage), external=True, log=False)
+    init = (stage / "troupe_tasks" / "__init__.py").read_text(encoding="utf-8")
+    version = re.findall(r'^__version__ = "(.+)"$', init, re.MULTILINE)[0]
+    stamp = {
+        "address": address,
+        "commit": git(session, "rev-parse", "--short=12", "HEAD"),
+        "version": version,
+    }
+    (stage / "troupe_tasks" / "_data").mkdir()
+    (stage / "troupe_tasks" / "_data" / "release.json").write_text(json.dumps(stamp) + "\n", encoding="ascii")
+    installer = (stage / "install.sh").read_text(encoding="utf-8")
+    if installer.count("\naddress=\n") != 1:
+        session.error("install.sh has no line `address=` to put the address into")
+    (stage / "install.sh").write_text(
+        installer.replace("\naddress=\n", f"\naddress={address}\n"), encoding="utf-8"
+    )
+    return str(version)

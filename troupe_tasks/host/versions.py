@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from troupe_tasks import __version__, process
+from troupe_tasks import __version__, process, resources, stamp
 from troupe_tasks.errors import ToolFailed, ToolMissing
 from troupe_tasks.paths import Paths
 from troupe_tasks.text import line
@@ -16,13 +16,19 @@ def versions() -> dict[str, str]:
     runsc = Paths.from_env().tools / "runsc"
     return {
         "troupe": __version__,
-        "commit": _said(
-            ["git", "-C", Path(__file__).parent, "rev-parse", "--short=12", "HEAD"], "not a checkout"
-        ),
+        "commit": _commit(),
         "python": platform.python_version(),
         "gvisor": _said([runsc if runsc.exists() else "runsc", "--version"], "not installed"),
         "bubblewrap": _said(["bwrap", "--version"], "not installed"),
     }
+
+
+def _commit() -> str:
+    root = resources.checkout()
+    if root is not None:
+        return _said(["git", "-C", root, "rev-parse", "--short=12", "HEAD"], "not a clone")
+    built = stamp.read()  # git would tell of whatever repository the installation happens to lie in
+    return "not known" if built is None else built.commit
 
 
 def _said(argv: list[str | Path], otherwise: str) -> str:

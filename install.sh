@@ -202,14 +202,19 @@ link() {
     mv -T "$2.new" "$2"
 }
 
-# Keep the current release and the one before it, and any that a process runs from or a unit starts.
+# Keep the current release and the one before it, and any that a process runs from or a unit starts. A run that changes
+# nothing does not know which one was before.
 sweep() {
     rm -rf "$work"
     for old in "$releases"/*/; do
         old=${old%/}
-        case $old in "$release" | "$before") continue ;; esac
-        ! grep -qrsF -- "$old/" "$HOME/.config/systemd/user" || continue
-        ! grep -qsF -- "$old/" /proc/[0-9]*/cmdline || continue
+        if [ -e "$old/troupe.made" ]; then
+            [ "$before" != "$release" ] || continue
+            case $old in "$release" | "$before") continue ;; esac
+            ! grep -qrsF -- "$old/" "$HOME/.config/systemd/user" || continue
+            ! grep -qsF -- "$old/" /proc/[0-9]*/cmdline || continue
+            rm "$old/troupe.made"
+        fi
         rm -rf "$old"
     done
 }

@@ -272,6 +272,8 @@ def staged(session: nox.Session, stage: Path, address: str) -> str:
     session.run("tar", "-xf", str(packed), "-C", str(stage), external=True, log=False)
     init = (stage / "troupe_tasks" / "__init__.py").read_text(encoding="utf-8")
     version = re.findall(r'^__version__ = "(.+)"$', init, re.MULTILINE)[0]
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6}){2}", version):
+        session.error(f"the version {version} is not of the form 1.2.3, by which an update compares it")
     stamp = {
         "address": address,
         "commit": git(session, "rev-parse", "--short=12", "HEAD"),

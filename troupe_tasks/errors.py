@@ -161,6 +161,12 @@ class RegistryFailed(NotReady):
     hint = "Check the network and `troupe config get registry`, then run the same command again."
 
 
+class ReleaseFailed(NotReady):
+    """The address of troupe's releases did not answer, or not with a whole release. The installed troupe stays."""
+
+    hint = "Check the network, then run `troupe update` again."
+
+
 class SandboxFailed(TroupeError):
     """The sandbox did not do what it was asked."""
 

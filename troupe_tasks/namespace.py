@@ -26,12 +26,13 @@ from troupe_tasks.commands.secret import put as secret_put
 from troupe_tasks.commands.secret import remove as secret_remove
 from troupe_tasks.commands.secret import show as secret_show
 from troupe_tasks.commands.status import status
+from troupe_tasks.commands.update import update
 from troupe_tasks.commands.upgrade import upgrade
 from troupe_tasks.commands.version import version
 
 namespace = Collection(
     create, listing, status, chat, start, stop, restart, logs, policy, reset, resize, upgrade, restore, delete,
-    receipts, doctor, version,
+    receipts, doctor, update, version,
     backup=Collection("backup", backup_take, backup_list, backup_prune),
     kit=Collection("kit", kit_list, inspect, pull, pack, publish_),
     secret=Collection("secret", secret_put, secret_check, secret_show, secret_remove),

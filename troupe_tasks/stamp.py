@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from troupe_tasks import durable, strict
 
+VERSION = r"^[0-9]{1,6}(\.[0-9]{1,6}){2}$"
 _PLACE = Path(__file__).resolve().parent / "_data" / "release.json"
 _HINT = "This installation is damaged: run the installer again."
 
@@ -17,7 +18,7 @@ class Stamp(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    version: str = Field(pattern=r"^[0-9][0-9A-Za-z.+-]{0,63}$")
+    version: str = Field(pattern=VERSION)
     commit: str = Field(pattern=r"^[0-9a-f]{12}$")
     address: str = Field(pattern=r"^(https://[0-9A-Za-z.:/_~-]{1,300}[0-9A-Za-z_~-])?$")
 

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from troupe_tasks.doctor import capsule, docker, hardware, systemd
+from troupe_tasks.doctor import capsule, docker, hardware, release, systemd
 from troupe_tasks.doctor.finding import Finding, Level
 from troupe_tasks.doctor.machine import Machine
-from troupe_tasks.errors import NotReady, ToolMissing, ToolTimeout
+from troupe_tasks.errors import NotReady, ReleaseFailed, ToolMissing, ToolTimeout
 from troupe_tasks.host.kvm import Kvm, KvmState
 from troupe_tasks.paths import Paths
 from troupe_tasks.process import Done
 from troupe_tasks.sandbox.sbx.signin import SignIn, Standing
+from troupe_tasks.stamp import Stamp
 
 PROGRAMS = ("mmdebstrap", "bwrap", "mkfs.ext4", "losetup", "unshare", "setpriv", "newuidmap", "newgidmap")
 FILES = {
@@ -103,6 +104,14 @@ def answered(program: str, status: int, text: str) -> Callable[[Sequence[str]], 
 
 def broken_gvisor(_: Paths) -> str | None:
     raise NotReady("runsc does not work", cause="ls failed \x1b[2J", hint="Remove it.")
+
+
+def stamped(address: str = "https://troupe.example") -> Stamp:
+    return Stamp(version="1.9.0", commit="0123456789ab", address=address)
+
+
+def unreachable(address: str) -> str:
+    raise ReleaseFailed(f"{address} can't be reached", cause="odd \x1b")
 
 
 REFUSED = answered("bwrap --unshare-user --ro-bind / / true", 1, "bwrap: setting up uid map: \x1b[31mdenied")
@@ -231,7 +240,6 @@ TABLE: list[Row] = [
     ("a disk limit without loop devices", capsule.disk_limit,
      ROOT, {"dev/loop-control": None}, Level.NOTE, "does not bind", "loop"),
     ("a disk limit as an ordinary user", capsule.disk_limit, {}, {}, Level.NOTE, "does not bind", "as root"),
-    ("a checkout", capsule.release, {}, {}, Level.OK, "checkout", ""),
     ("sbx", docker.program, {**OURS, "run": says_version('{"client": {"version": "v0.48.1"}}')}, {},
      Level.OK, "new enough", ""),
     ("no sbx, which is the driver", docker.program, {"driver": "sbx"}, {}, Level.ACTION, "not installed", "docker-sbx"),
@@ -254,7 +262,18 @@ TABLE: list[Row] = [
      Level.ACTION, "damaged: is \\x1b", "sbx login"),
     ("a sign-in in a keyring", docker.sign_in, {**OURS, "signed_in": lambda: SignIn(Standing.KEYRING)}, {},
      Level.NOTE, "keyring", "sbx ls"),
-    ("an installed troupe", capsule.release, {"checkout": False}, {}, Level.NOTE, "no release", ""),
+    ("a checkout", release.current, {}, {}, Level.OK, "checkout", ""),
+    ("a troupe of no release", release.current, {"checkout": False}, {}, Level.NOTE, "no release address", ""),
+    ("a build without an address", release.current,
+     {"checkout": False, "stamp": lambda: stamped("")}, {}, Level.NOTE, "no release address", ""),
+    ("the latest release", release.current,
+     {"checkout": False, "stamp": stamped, "newest": lambda _: "1.9.0"}, {}, Level.OK, "the latest", ""),
+    ("a newer release", release.current,
+     {"checkout": False, "stamp": stamped, "newest": lambda _: "1.10.0"}, {},
+     Level.NOTE, "1.9.0; 1.10.0 is out", "troupe update"),
+    ("no network", release.current,
+     {"checkout": False, "stamp": stamped, "newest": unreachable}, {},
+     Level.NOTE, r"can't be reached (odd \x1b)", ""),
 ]  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from troupe_tasks import __version__
 from troupe_tasks.doctor.finding import Finding, Kind, Level
 from troupe_tasks.doctor.machine import Machine
 from troupe_tasks.errors import TroupeError
@@ -159,13 +158,6 @@ def disk_limit(machine: Machine) -> Finding:
         return _finding(name, Level.NOTE, "does not bind: there are no loop devices",
                         "`modprobe loop`; in a container, its manager must pass them in.")  # fmt: skip
     return _finding(name, Level.OK, "binds: each agent's disk is a filesystem of its own")
-
-
-def release(machine: Machine) -> Finding:
-    """Tell how this troupe is kept current."""
-    if machine.checkout:
-        return _finding("troupe", Level.OK, "a checkout, which is not compared with releases")
-    return _finding("troupe", Level.NOTE, f"{__version__}; there is no release to compare it with")
 
 
 def _finding(requirement: str, verdict: Level, detail: str, todo: str = "") -> Finding:

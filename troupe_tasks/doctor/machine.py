@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from troupe_tasks import resources, stamp
 from troupe_tasks.host import kvm, kvm_probe
 from troupe_tasks.host.cpu import usable_threads
 from troupe_tasks.host.disks import free_mib
@@ -19,8 +20,10 @@ from troupe_tasks.paths import Paths
 from troupe_tasks.process import SYSTEM_PATH, Done, run
 from troupe_tasks.sandbox.sbx import signin
 from troupe_tasks.sandbox.sbx.signin import SignIn
+from troupe_tasks.stamp import Stamp
 
 TOOL_DEADLINE_S = 3.0
+_RELEASE_DEADLINE_S = 3.0
 
 
 def _run(argv: Sequence[str], *, deadline_s: float = TOOL_DEADLINE_S) -> Done:
@@ -48,6 +51,12 @@ def _sbx() -> str | None:
 
     found = calls.find()
     return None if found is None else str(found)
+
+
+def _newest(address: str) -> str:
+    from troupe_tasks import releases
+
+    return releases.newest(address, deadline_s=_RELEASE_DEADLINE_S)
 
 
 def _kvm_group() -> str:
@@ -86,6 +95,8 @@ class Machine:
     gvisor: Callable[[Paths], str | None] = _gvisor
     sbx: Callable[[], str | None] = _sbx
     signed_in: Callable[[], SignIn] = signin.read
+    stamp: Callable[[], Stamp | None] = stamp.read
+    newest: Callable[[str], str] = _newest
     free_mib: Callable[[Path], int | None] = free_mib
     writable: Callable[[Path], bool] = _writable
 
@@ -103,7 +114,7 @@ class Machine:
         listed = frozenset(group.gr_name for group in grp.getgrall() if user in group.gr_mem)
         held = {os.getegid(), *os.getgroups()}
         now = frozenset(group.gr_name for group in grp.getgrall() if group.gr_gid in held)
-        checkout = (Path(__file__).resolve().parents[2] / ".git").exists()
+        checkout = resources.checkout() is not None
         tools = partial(_run, deadline_s=TOOL_DEADLINE_S * patience)
         return cls(paths, platform.machine(), uid, user, now, listed | now, checkout, run=tools)
 

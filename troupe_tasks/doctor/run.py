@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final
 
-from troupe_tasks.doctor import capsule, docker, hardware, systemd
+from troupe_tasks.doctor import capsule, docker, hardware, release, systemd
 from troupe_tasks.doctor.finding import Finding, Kind, Level
 from troupe_tasks.doctor.machine import Machine
 from troupe_tasks.text import line
@@ -45,7 +45,7 @@ CHECKS: Final = (
     Entry(Kind.SOFTWARE, "disk limit", capsule.disk_limit),
     Entry(Kind.SOFTWARE, "sbx", docker.program, asked=docker.asked),
     Entry(Kind.SOFTWARE, "sbx sign-in", docker.sign_in, asked=docker.asked),
-    Entry(Kind.SOFTWARE, "troupe", capsule.release),
+    Entry(Kind.SOFTWARE, "troupe", release.current),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from troupe_tasks.doctor import hardware
+from troupe_tasks.doctor import hardware, release
 from troupe_tasks.doctor.finding import Finding
 from troupe_tasks.doctor.machine import Machine
 from troupe_tasks.doctor.run import CHECKS, run_doctor
@@ -34,8 +34,9 @@ def bring_programs(house: House, told: Callable[[str], None]) -> None:
 def refuse_unready(house: House) -> None:
     """Raise NotReady naming everything that stands in the way."""
     # The capsule only notes a KVM that does not work, and where it hangs the probe takes its whole deadline.
-    needless = hardware.virtualization if house.chosen == "capsule" else None
-    checks = tuple(entry for entry in CHECKS if entry.check is not needless)
+    # A newer release stops nothing either, and is nothing to ask the network about now.
+    needless = (release.current, *([hardware.virtualization] if house.chosen == "capsule" else []))
+    checks = tuple(entry for entry in CHECKS if entry.check not in needless)
     machine = Machine.here(house.paths, patience=_PATIENCE)
     blocking = stops(run_doctor(machine, driver=house.chosen, checks=checks, patience=_PATIENCE))
     if blocking:

@@ -1,13 +1,14 @@
 #!/bin/sh
 # Install troupe for the user who runs this, or bring theirs up to date.
 #
-#     sh install.sh             the newest release of the address that this installer came from
-#     sh install.sh --from DIR  a copy of a release: the files that its SHA256SUMS names; where DIR has a folder
-#                               wheels/, the packages come from there and no network is used
+#     sh install.sh                  the newest release of the address that this installer came from
+#     sh install.sh --from DIR       a copy of a release: the files that its SHA256SUMS names; where DIR has a folder
+#                                    wheels/, the packages come from there and no network is used
+#     sh install.sh --without-units  leaves the unit of Docker's sandbox daemon as it is
 #
 # Each release gets a folder of its own beside those before it, and one rename makes it the current one, after it has
 # proved itself. So one that fails or is killed anywhere leaves the troupe of before as it was; running it again goes
-# on, and sweeps up. Nothing of that needs root.
+# on, and sweeps up. Nothing of that needs root. Only the unit does, where it is missing or has changed: sudo asks, once.
 set -eu
 umask 022
 
@@ -50,14 +51,15 @@ stop() {
 }
 
 read_words() {
-    from=''
+    from='' units=yes
     while [ $# -gt 0 ]; do
         case $1 in
             --from)
                 [ $# -ge 2 ] || stop '--from needs a folder.' 'sh install.sh --from DIR' 2
                 from=$2
                 shift ;;
-            *) stop "there is no word $1." 'sh install.sh [--from DIR]' 2 ;;
+            --without-units) units=no ;;
+            *) stop "there is no word $1." 'sh install.sh [--from DIR] [--without-units]' 2 ;;
         esac
         shift
     done
@@ -187,6 +189,16 @@ failed() {
     stop "$1 The troupe of before is as it was." 'mend what is above (network? df -h?), then run this again.'
 }
 
+# The new troupe sees to the unit, or says why it can't be yet. What it refuses, or fails at, ends the installation.
+settle_units() {
+    [ "$units" = yes ] || return 0
+    "$release/bin/python" -I -X utf8 -m troupe_tasks.operations.daemon || {
+        status=$?
+        say 'the troupe of before is as it was.'
+        exit "$status"
+    }
+}
+
 # Two renames, each whole or not at all: the release that is current, and the name on the PATH.
 switch() {
     mkdir -p "${program%/*}"
@@ -230,6 +242,7 @@ main() {
     before=$(readlink -f -- "$current" || :)
     bring
     make_release
+    settle_units
     switch
     sweep
     say "troupe $version is installed: $program"

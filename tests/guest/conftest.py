@@ -11,7 +11,7 @@ import pytest
 from tests.guest import machine
 from troupe_tasks import process
 
-BOOTS = (("services", "limits"), ("reboot",))
+BOOTS = (("services", "limits", "daemon"), ("reboot", "daemon_again"))
 
 
 @pytest.fixture(scope="session")

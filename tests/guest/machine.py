@@ -26,7 +26,7 @@ SUITE, PYTHON = "trixie", "3.13"
 # libpam-systemd and dbus-user-session give the ordinary user `op` a service manager of its own.
 PACKAGES = (
     "systemd", "systemd-sysv", "udev", "dbus", "dbus-user-session", "libpam-systemd", "linux-image-cloud-amd64",
-    "python3",
+    "python3", "sudo",
 )  # fmt: skip
 WHEELS = ("h11", "pydantic", "pyseccomp", "pytest", "rich", "sh", "supervisor", "tomlkit")
 USER, UID = "op", 1001
@@ -154,6 +154,7 @@ def code_disk(target: Path, names: tuple[str, ...], *, inside: str = "tests/gues
     with tarfile.open(target, "w") as archive:
         for folder in ("troupe_tasks", "units", inside):
             archive.add(ROOT / folder, folder, filter=_plain)
+        archive.add(ROOT / "install.sh", "install.sh", filter=_plain)
         script = _RUN.format(names=" ".join(names), python=PYTHON, inside=inside).encode()
         entry = tarfile.TarInfo("run.sh")
         entry.size = len(script)

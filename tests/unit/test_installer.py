@@ -25,6 +25,8 @@ TOOLS = (
 FAKE_PYTHON = r"""#!/bin/sh
 case "$*" in
     *ensurepip*) echo "$0" ;;
+    *troupe_tasks.operations.daemon*)
+        [ -z "${FAKE_UNITS_STATUS-}" ] || { echo 'Error: a daemon runs outside' >&2; exit "$FAKE_UNITS_STATUS"; } ;;
     *"-m venv"*)
         for dir; do :; done
         mkdir -p "$dir/bin"
@@ -307,6 +309,16 @@ def test_a_troupe_that_does_not_run_never_becomes_the_current_one(machine: Machi
     assert (machine.data / "current").resolve().name.startswith("1.0-")
     (machine.share / "broken").unlink()
     assert machine.run("--from", release)[0] == 0
+    assert machine.installed() == "1.1"
+
+
+def test_a_unit_that_is_refused_leaves_the_troupe_of_before(machine: Machine) -> None:
+    machine.run("--from", machine.release("1.0"))
+    release = machine.release("1.1")
+    status, said = machine.run("--from", release, FAKE_UNITS_STATUS="3")
+    assert (status, machine.installed()) == (3, "1.0")
+    assert said.endswith("Error: a daemon runs outside\ntroupe: the troupe of before is as it was.\n")
+    assert machine.run("--from", release, "--without-units", FAKE_UNITS_STATUS="3")[0] == 0
     assert machine.installed() == "1.1"
 
 

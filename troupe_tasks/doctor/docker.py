@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from troupe_tasks.doctor.finding import Finding, Kind, Level
@@ -9,6 +10,7 @@ from troupe_tasks.doctor.machine import Machine
 from troupe_tasks.errors import TroupeError
 from troupe_tasks.sandbox.sbx import calls
 from troupe_tasks.sandbox.sbx.signin import Standing
+from troupe_tasks.services import daemon
 from troupe_tasks.text import line
 
 _GET: Final = "docs.docker.com/ai/sandboxes says how to install it; on Ubuntu it is the package docker-sbx."
@@ -55,6 +57,53 @@ def sign_in(machine: Machine) -> Finding:
             todo=f"`sbx ls` tells; if it does not, {todo}.",
         )  # fmt: skip
     return _finding(machine, name, "not signed in to Docker", todo)
+
+
+def is_driver(machine: Machine) -> bool:
+    """Tell whether agents of this machine get Docker's sandboxes."""
+    return machine.driver == "sbx"
+
+
+def daemon_unit(machine: Machine) -> Finding:
+    """Check that the sandbox daemon's unit is installed, current, and runs the daemon."""
+    name, found = "sbx daemon unit", machine.sbx()
+    if found is None:
+        return _finding(machine, name, "there is no sbx yet", "The line `sbx` says how.")
+    if not machine.has("/run/systemd/system"):
+        return _note(name, "systemd is not the init here: the daemon is started when a command needs it")
+    if machine.signed_in().standing is Standing.KEYRING:
+        return _note(name, "left out: no unit can open your keyring, where sbx may keep its sign-in")
+    how = daemon.standing(
+        daemon.contents(Path(found), machine.user), Path(found), run=machine.run, text=machine.text
+    )
+    if how.settled:
+        return _ok(name, "installed, current, and running the daemon")
+    return _finding(machine, name, *_unsettled(machine, how))
+
+
+def _unsettled(machine: Machine, how: daemon.Standing) -> tuple[str, str]:
+    """Return what is wrong with the unit, and what to do."""
+    by_hand = ".venv/bin/python -I -m troupe_tasks.operations.daemon"
+    todo = f"`{by_hand}` installs it." if machine.checkout else "Run the installer again."
+    if how.owner not in ("", machine.user):
+        return f"it runs the daemon of {line(how.owner, 60)}", "Use troupe as that user."
+    if how.outside:
+        return "a daemon runs outside it", f"`sbx daemon stop`, which stops every sandbox. {todo}"
+    if how.failed:
+        restart = machine.sudo(f"systemctl restart {daemon.UNIT}")
+        return (
+            f"failed {line(how.failed, 120)}",
+            f"`journalctl -u {daemon.UNIT}` says why; `{restart}` tries again.",
+        )
+    if not how.current:
+        return "not installed, or not current", todo
+    if not how.enabled or not how.active:
+        return "not started" if how.enabled else "not started with the machine", todo
+    return "the daemon does not answer", todo
+
+
+def _note(requirement: str, detail: str) -> Finding:
+    return Finding(kind=Kind.SOFTWARE, requirement=requirement, verdict=Level.NOTE, detail=detail)
 
 
 def _ok(requirement: str, detail: str) -> Finding:

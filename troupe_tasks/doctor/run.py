@@ -45,6 +45,7 @@ CHECKS: Final = (
     Entry(Kind.SOFTWARE, "disk limit", capsule.disk_limit),
     Entry(Kind.SOFTWARE, "sbx", docker.program, asked=docker.asked),
     Entry(Kind.SOFTWARE, "sbx sign-in", docker.sign_in, asked=docker.asked),
+    Entry(Kind.SOFTWARE, "sbx daemon unit", docker.daemon_unit, asked=docker.is_driver),
     Entry(Kind.SOFTWARE, "troupe", release.current),
 )
 

@@ -1,0 +1,88 @@
+"""The unit of Docker's sandbox daemon: what belongs in it, and how it stands.
+
+It is the system manager's, for it has to be there before anybody logs in, and runs as the one user whose sandboxes
+it holds. Writing it takes root; reading how it stands takes nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from troupe_tasks import resources
+from troupe_tasks.errors import TroupeError
+from troupe_tasks.process import Done
+from troupe_tasks.sandbox.sbx import answers
+from troupe_tasks.services.units import quoted
+
+UNIT: Final = "sbx-daemon.service"
+FOLDER: Final = Path("/etc/systemd/system")
+_ASKED = ("ActiveState", "UnitFileState", "StateChangeTimestamp", "Result", "ExecMainStatus")
+# Where sbx keeps its things: its program and its daemon must look in the same places.
+_PLACES = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
+_USER = re.compile(r"^User=(.*)$", re.MULTILINE)
+
+Run = Callable[[Sequence[str]], Done]
+
+
+def contents(sbx: Path, user: str, env: Mapping[str, str] = os.environ) -> dict[Path, str]:
+    """Return each file of the unit with what belongs in it."""
+    places = [f"{name}={env[name]}" for name in _PLACES if env.get(name, "").startswith("/")]
+    rows = [
+        "# Written by troupe's installer: changes here are lost.",
+        "[Service]",
+        f"User={user}",
+        *(f"Environment={quoted(pair)}" for pair in (f"SBX={sbx}", *places)),
+    ]
+    unit = (resources.units_dir() / UNIT).read_text(encoding="utf-8")
+    return {FOLDER / UNIT: unit, FOLDER / f"{UNIT}.d" / "troupe.conf": "\n".join(rows) + "\n"}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How the unit stands: its files, what systemd says of it, whether a daemon answers, and whose it is."""
+
+    current: bool
+    owner: str
+    active: bool
+    enabled: bool
+    failed: str
+    answers: bool
+
+    @property
+    def settled(self) -> bool:
+        """Tell whether nothing has to be done."""
+        return self.current and self.enabled and self.active and self.answers
+
+    @property
+    def outside(self) -> bool:
+        """Tell whether a daemon runs that the unit did not start."""
+        return self.answers and not self.active
+
+
+def standing(wanted: Mapping[Path, str], sbx: Path, *, run: Run, text: Callable[[str], str]) -> Standing:
+    """Return how the unit stands; run runs a program, text reads a small file of the machine's."""
+    shown = run(["systemctl", "show", f"--property={','.join(_ASKED)}", "--", UNIT])
+    facts = dict(row.partition("=")[::2] for row in shown.stdout.decode(errors="replace").splitlines())
+    owner = _USER.search(text(str(FOLDER / f"{UNIT}.d" / "troupe.conf")))
+    failed = f"since {facts.get('StateChangeTimestamp', '')}: {facts.get('Result', '')}"
+    return Standing(
+        current=all(text(str(path)) == data for path, data in wanted.items()),
+        owner=owner[1] if owner else "",
+        active=facts.get("ActiveState") == "active",
+        enabled=facts.get("UnitFileState") == "enabled",
+        failed=failed if facts.get("ActiveState") == "failed" else "",
+        answers=_answers(sbx, run),
+    )
+
+
+def _answers(sbx: Path, run: Run) -> bool:
+    try:
+        done = run([str(sbx), "daemon", "status", "--json"])
+        return answers.decode(answers.Status, done.stdout, command="sbx daemon status").status == "running"
+    except TroupeError:
+        return False

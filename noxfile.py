@@ -157,7 +157,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def unit(session: nox.Session) -> None:
     """Run the unit tests."""
-    tests(session, "tests/unit", "-q")
+    tests(session, "tests/unit", "-q", *SIDE_BY_SIDE)
 
 
 @nox.session

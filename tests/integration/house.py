@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -178,6 +178,18 @@ def furnish(code: Path) -> None:
     for name in SHARED_WITH_HERMES:
         source = code / "kits" / "hermes" / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, kit / name)
+
+
+@contextmanager
+def kits_kept(house: House) -> Iterator[None]:
+    """Let a test change the kits of the house's code; those that come after it find them as they were."""
+    kits, kept = house.code / "kits", house.code / "kits.kept"
+    shutil.copytree(kits, kept)
+    try:
+        yield
+    finally:
+        shutil.rmtree(kits)
+        kept.rename(kits)
 
 
 def wait_until(holds: Callable[[], bool], *, within_s: float = 60.0) -> None:

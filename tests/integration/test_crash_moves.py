@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.crash import kill_at, killed_everywhere, whole
-from tests.integration.house import House, cgroups, loops, wait_until
+from tests.integration.house import House, cgroups, kits_kept, loops, wait_until
 from troupe_tasks import record as records
 from troupe_tasks.archives import disk
 from troupe_tasks.errors import BackupDamaged
@@ -48,8 +48,11 @@ def inside(house: House, command: str) -> str:
 
 @pytest.fixture(scope="module")
 def moved(house: House) -> Iterator[House]:
-    kit = house.code / "kits" / "probe" / "kit.toml"
-    before = kit.read_text(encoding="utf-8")
+    with kits_kept(house):
+        yield from _moved(house)
+
+
+def _moved(house: House) -> Iterator[House]:
     house.create(NAME)
     done = house.troupe("config", "set", "reserve", "1")
     assert done.status == 0, done
@@ -57,7 +60,6 @@ def moved(house: House) -> Iterator[House]:
     assert house.troupe(*COMMANDS["backup"]).status == 0
     yield house
     house.delete(NAME)
-    kit.write_text(before, encoding="utf-8")
 
 
 def new_version(house: House) -> None:

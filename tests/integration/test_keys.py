@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.house import House, loops, wait_until
+from tests.integration.house import House, kits_kept, loops, wait_until
 from tests.integration.keyed import ID, create, keyed, needs_port
 from tests.integration.provider import FILES, MODEL, OTHER, Provider
 from tests.integration.terminal import Terminal
@@ -306,11 +306,8 @@ def test_debug_shows_no_key(agent: House, tmp_path: Path) -> None:
 @pytest.fixture
 def kit(agent: House) -> Iterator[Path]:
     """Yield the folder of the agent's kit in the checkout, which is as it was afterwards."""
-    folder = agent.code / "kits" / "probe"
-    before = {path: path.read_bytes() for path in (folder / "kit.toml", folder / "services.json")}
-    yield folder
-    for path, data in before.items():
-        path.write_bytes(data)
+    with kits_kept(agent):
+        yield agent.code / "kits" / "probe"
 
 
 def new_version(kit: Path, version: str) -> None:
@@ -330,7 +327,7 @@ def test_an_upgrade_asks_for_a_key_that_it_requires_and_lets_go_of_it_on_its_way
     assert agent.troupe("config", "set", "reserve", "1").status == 0
     held = stand_in(agent, "MODEL_API_KEY")
     was = records.load(agent.paths, ID)
-    new_version(kit, "0.2.1")
+    new_version(kit, "0.7.0")
     keyless = agent.troupe("upgrade", ID)
     assert keyless.status in (2, 3), keyless
     assert records.load(agent.paths, ID) == was
@@ -346,7 +343,7 @@ def test_an_upgrade_asks_for_a_key_that_it_requires_and_lets_go_of_it_on_its_way
     done = agent.troupe("upgrade", ID, input=f"{FOR_FILES}\n")
     assert done.status == 0, done
     now = records.load(agent.paths, ID)
-    assert (now.services, now.kit.version, now.move) == (("model", "files"), "0.2.1", 1)
+    assert (now.services, now.kit.version, now.move) == (("model", "files"), "0.7.0", 1)
     assert stand_in(agent, "MODEL_API_KEY") == held
     assert stand_in(agent, "FILES_KEY").startswith("files-")
     assert agent.troupe("chat", ID, "still yours?").status == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.house import House, wait_until
+from tests.integration.house import House, kits_kept, wait_until
 from troupe_tasks import record as records
 
 NAME, ID = "Mr. Moves", "mr-moves"
@@ -27,15 +27,17 @@ pytestmark = [pytest.mark.network, pytest.mark.real_home, pytest.mark.timeout(30
 @pytest.fixture(scope="module")
 def mover(house: House) -> Iterator[House]:
     """Yield the house with one real Hermes agent that has said something and made something."""
-    kit = house.code / "kits" / "hermes" / "kit.toml"
-    before = kit.read_text(encoding="utf-8")
+    with kits_kept(house):
+        yield from _mover(house)
+
+
+def _mover(house: House) -> Iterator[House]:
     house.create(NAME, "hermes")
     assert house.troupe("config", "set", "reserve", "1").status == 0
     assert house.troupe("chat", ID, "remember the blue door").status == 0
     inside(house, "echo report > /workspace/report.md; chmod 0640 /workspace/report.md")
     yield house
     house.delete(NAME)
-    kit.write_text(before, encoding="utf-8")
 
 
 def inside(house: House, command: str) -> str:

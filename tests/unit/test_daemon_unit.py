@@ -80,6 +80,7 @@ def test_the_drop_in_has_what_only_this_machine_has() -> None:
     assert r'Environment="XDG_STATE_HOME=/srv/50%% \"x\""' in drop_in
     assert "relative" not in drop_in
     assert "pass" not in drop_in  # every user reads unit files
+    assert "WantedBy=multi-user.target" in unit.splitlines()  # without it nothing can be enabled
     assert unit == (Path(__file__).parents[2] / "units" / "sbx-daemon.service").read_text()
 
 

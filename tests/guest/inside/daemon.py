@@ -21,10 +21,10 @@ _FILE = Path("/etc/systemd/system", sbx.UNIT)
 
 def doctor() -> Finding:
     """Return what the user's doctor says of the unit."""
+    patient = Machine.here(Paths.from_env({"HOME": str(sbx.HOME)}), patience=10)
     machine = dataclasses.replace(
-        Machine.here(Paths.from_env({"HOME": str(sbx.HOME)})), user=sbx.USER, uid=1001, driver="sbx",
-        sbx=lambda: str(sbx.PROGRAM), signed_in=lambda: SignIn(Standing.IN, sbx.USER),
-        run=lambda argv: Machine.here(Paths.from_env()).run(sbx.as_user(*argv)),  # type: ignore[arg-type]
+        patient, user=sbx.USER, uid=1001, driver="sbx", sbx=lambda: str(sbx.PROGRAM),
+        signed_in=lambda: SignIn(Standing.IN, sbx.USER), run=lambda argv: patient.run([*map(str, sbx.as_user(*argv))]),
     )  # fmt: skip
     found = docker.daemon_unit(machine)
     print(found)

@@ -103,7 +103,11 @@ class House:
         """Return all that is left of an agent: files, processes, loop devices, control groups."""
         return [
             *(str(path) for path in self.files() if one in path.name or one in path.parts),
-            *(f"process {pid}: {' '.join(words)[:300]}" for pid, words in self.processes() if one in words),
+            *(
+                f"process {pid}: {' '.join(words)[:300]}"
+                for pid, words in self.processes()
+                if {one, f"{one}."} & set(words)
+            ),
             *(f"loop device on {path}" for path in loops() if path.is_relative_to(self.paths.sandbox(one))),
             *map(str, cgroups(one)),
         ]

@@ -69,7 +69,7 @@ def prepare(house: House, operation: str) -> None:
 def clients(house: House) -> list[int]:
     """Return the host's processes that hold a gateway of the agent open."""
     found = ((pid, words) for pid, words in house.processes() if words[0].endswith("/runsc"))
-    return [pid for pid, words in found if ID in words and "exec" in words and "gateway" in words]
+    return [pid for pid, words in found if f"{ID}." in words and "exec" in words and "gateway" in words]
 
 
 def sandboxes(house: House) -> list[str]:

@@ -79,6 +79,28 @@ def state(house: House) -> str:
     return str(next(agent["state"] for agent in found if agent["id"] == ID))
 
 
+def test_it_moves_with_all_it_has_into_a_sandbox_of_another_name(
+    alive: House, docker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(alive.home))  # where the program is looked for
+    assert alive.troupe("config", "set", "reserve", "1").status == 0
+    (before,) = standin.Place(docker).sandboxes()
+    wait_until(lambda: state(alive) == "running")
+    driver = alive.rooms.driver("sbx")
+    driver.run(
+        ID, ["sh", "-c", "echo report > /workspace/report.md; echo memory > /state/kept"], deadline_s=60
+    )
+    done = alive.troupe("resize", ID, "--memory", "2.5")
+    assert done.status == 0, done
+    assert SAYS in done.out
+    record = records.load(alive.paths, ID)
+    assert (record.sandbox, record.sizes.memory_mib) == (f"{ID}--1", 2560)
+    (after,) = standin.Place(docker).sandboxes()
+    assert after != before
+    ran = driver.run(record.sandbox, ["cat", "/workspace/report.md", "/state/kept"], deadline_s=60)
+    assert ran.stdout == b"report\nmemory\n"
+
+
 def test_it_runs_is_talked_to_stopped_and_started_and_remembers(alive: House, docker: Path) -> None:
     wait_until(lambda: state(alive) == "running")
     shown = json.loads(alive.troupe("status", ID, "--json").out)
@@ -101,24 +123,3 @@ def test_it_runs_is_talked_to_stopped_and_started_and_remembers(alive: House, do
     assert "sbx does not list it" in refused.err
     standin.Place(docker).put("misbehave", {})
     assert len(standin.Place(docker).sandboxes()) == 1
-
-
-def test_it_moves_with_all_it_has_into_a_sandbox_of_another_name(alive: House, docker: Path) -> None:
-    assert alive.troupe("config", "set", "reserve", "1").status == 0
-    (before,) = standin.Place(docker).sandboxes()
-    driver = alive.rooms.driver("sbx")
-    driver.start(ID)
-    driver.run(
-        ID, ["sh", "-c", "echo report > /workspace/report.md; echo memory > /state/kept"], deadline_s=60
-    )
-    done = alive.troupe("resize", ID, "--memory", "2.5")
-    assert done.status == 0, done
-    assert SAYS in done.out
-    record = records.load(alive.paths, ID)
-    assert (record.sandbox, record.sizes.memory_mib) == (f"{ID}--1", 2560)
-    (after,) = standin.Place(docker).sandboxes()
-    assert after != before
-    driver.start(record.sandbox)
-    ran = driver.run(record.sandbox, ["cat", "/workspace/report.md", "/state/kept"], deadline_s=60)
-    assert ran.stdout == b"report\nmemory\n"
-    driver.stop(record.sandbox, deadline_s=20)

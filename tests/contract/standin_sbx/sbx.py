@@ -71,7 +71,7 @@ class Place:
         if flags is None:
             return set()
         said = subprocess.run([*flags, "list", "-format", "json"], capture_output=True, check=True).stdout
-        return {one["id"] for one in json.loads(said or b"null") or [] if one["status"] == "running"}
+        return {one["id"][:-1] for one in json.loads(said or b"null") or [] if one["status"] == "running"}
 
     def status(self, one: dict[str, Any], running: set[str]) -> str:
         return str(one.get("stuck") or ("running" if one["below"] in running else "stopped"))
@@ -148,8 +148,8 @@ def stop(place: Place, asked: words.Asked) -> None:
 def _halt(place: Place, one: dict[str, Any]) -> None:
     if one["below"] in place.running():  # what is left of its control groups goes at the next start or at rm
         flags = place.get("runtime", [])
-        subprocess.run([*flags, "kill", one["below"], "KILL"], check=False)
-        subprocess.run([*flags, "delete", "-force", one["below"]], check=True)
+        subprocess.run([*flags, "kill", f"{one['below']}.", "KILL"], check=False)
+        subprocess.run([*flags, "delete", "-force", f"{one['below']}."], check=True)
     if place.ill.get("clock_off_s"):
         place.put(
             "misbehave",
@@ -196,7 +196,7 @@ def run(place: Place, asked: words.Asked) -> None:
     ]
     if "-i" not in asked.flags:
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-    os.execv(command[0], [*command, *flags, one["below"], *argv])
+    os.execv(command[0], [*command, *flags, f"{one['below']}.", *argv])
 
 
 def env_create(place: Place, asked: words.Asked) -> None:
@@ -261,7 +261,7 @@ def _make(place: Place, wanted: dict[str, Any]) -> None:
                 "exec",
                 "--user",
                 f"{user}:{user}",
-                one["below"],
+                f"{one['below']}.",
                 "/bin/sh",
                 "-c",
                 step["command"],

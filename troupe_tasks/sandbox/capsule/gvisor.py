@@ -32,6 +32,7 @@ from troupe_tasks.sandbox.protocol import EGRESS_DIR, GUEST_DIR, Isolation
 from troupe_tasks.text import line
 
 _RUNTIME_FAILED = 128  # util.Fatalf's status in runsc
+_END = "."
 _DEADLINE_S = 30.0
 # runsc's exec passes no signal on, so this small shell does. `setsid` keeps a signal to the shell's group from
 # ending runsc's side alone; a `wait` that a trap cut short (status over 128) is
@@ -76,6 +77,15 @@ def find(paths: Paths) -> Path | None:
     return Path(found).resolve() if found else None
 
 
+def container(sandbox_id: str) -> str:
+    """Return runsc's name of a sandbox.
+
+    runsc takes the beginning of a name for the whole where there is no such one: `delete jane` deletes jane-2 when
+    jane is stopped. No ID holds what ours end with, so none of them is the beginning of another.
+    """
+    return f"{sandbox_id}{_END}"
+
+
 class Gvisor:
     """gVisor's runsc, in a runtime folder of troupe's own."""
 
@@ -102,7 +112,10 @@ class Gvisor:
             containers = _Containers.validate_json(done.stdout.strip() or b"null") or []
         except ValidationError as error:
             raise SandboxFailed("runsc's list does not read", cause=str(error.errors()[0]["msg"])) from None
-        return {c.id: Running(c.status == "running" and c.pid > 0, started_at(c.pid)) for c in containers}
+        return {
+            c.id.removesuffix(_END): Running(c.status == "running" and c.pid > 0, started_at(c.pid))
+            for c in containers
+        }
 
     def start(self, saved: Saved, folder: Path, groups: tuple[Path, ...]) -> None:
         """Write the bundle and start the container in it."""
@@ -121,7 +134,7 @@ class Gvisor:
             "-detach",
             "-bundle",
             bundle,
-            saved.spec.id,
+            container(saved.spec.id),
         ]
         done = launch.launch(
             command, groups=groups, sources=sources if mapped else None, deadline_s=_DEADLINE_S
@@ -133,16 +146,19 @@ class Gvisor:
 
     def ask_to_end(self, saved: Saved, *, deadline_s: float) -> None:
         """Send TERM to the first process, which passes it on, and wait for that process."""
-        process.run([*self._flags(), "kill", saved.spec.id, "TERM"], deadline_s=_DEADLINE_S, ok=None)
+        process.run(
+            [*self._flags(), "kill", container(saved.spec.id), "TERM"], deadline_s=_DEADLINE_S, ok=None
+        )
         with contextlib.suppress(ToolTimeout):
-            process.run([*self._flags(), "wait", saved.spec.id], deadline_s=deadline_s, ok=None)
+            process.run([*self._flags(), "wait", container(saved.spec.id)], deadline_s=deadline_s, ok=None)
 
     def clear(self, sandbox_id: str) -> None:
         """Delete the container, killing it first if it lives."""
         if self._binary is None or not self._root.is_dir():
             return
-        done = process.run([*self._flags(), "delete", "-force", sandbox_id], deadline_s=_DEADLINE_S, ok=None)
-        left = [entry for entry in self._root.iterdir() if entry.name.startswith(f"{sandbox_id}_")]
+        name = container(sandbox_id)
+        done = process.run([*self._flags(), "delete", "-force", name], deadline_s=_DEADLINE_S, ok=None)
+        left = [entry for entry in self._root.iterdir() if entry.name.startswith(f"{name}_")]
         if done.status != 0 and left:
             raise SandboxFailed(f"runsc can't delete {sandbox_id}", cause=line(done.stderr[-300:]))
         # A start that was cut before runsc wrote its state left these, which runsc's delete knows nothing of; the
@@ -150,7 +166,7 @@ class Gvisor:
         for pid in self._pids(sandbox_id):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        (self._root / f"runsc-{sandbox_id}.sock").unlink(missing_ok=True)
+        (self._root / f"runsc-{name}.sock").unlink(missing_ok=True)
 
     def enter(
         self, saved: Saved, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, report: bool, tty: bool
@@ -168,7 +184,7 @@ class Gvisor:
         pid_file = str(folder / "gateway.pid")
         script = _HOLD.replace("RUNSC", shlex.join(self._flags()))
         inside = self._exec(saved, argv, env=env, cwd=cwd, pid_file=pid_file)
-        return ["/bin/sh", "-c", script, "sh", pid_file, saved.spec.id, *inside]
+        return ["/bin/sh", "-c", script, "sh", pid_file, container(saved.spec.id), *inside]
 
     def _exec(
         self, saved: Saved, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, pid_file: str | None
@@ -181,7 +197,17 @@ class Gvisor:
         ]
         split = [f"{name}={value}" for name, value in env.items() if "," in value]
         inside = ["/usr/bin/env", *split, *argv] if split else list(argv)
-        words = ["exec", "--user", f"{user}:{user}", "--cwd", cwd, *plain, *told, saved.spec.id, *inside]
+        words = [
+            "exec",
+            "--user",
+            f"{user}:{user}",
+            "--cwd",
+            cwd,
+            *plain,
+            *told,
+            container(saved.spec.id),
+            *inside,
+        ]
         return [*self._flags(), *words]
 
     def own_failure(self, status: int, stderr: bytes, *, began: bool) -> int | str:
@@ -201,7 +227,7 @@ class Gvisor:
         return self._pids(saved.spec.id)
 
     def _pids(self, sandbox_id: str) -> tuple[int, ...]:
-        mark = sandbox_id.encode()
+        mark = container(sandbox_id).encode()
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():

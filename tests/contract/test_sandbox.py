@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.conftest import House
-from troupe_tasks.errors import AlreadyExists, SandboxFailed, SandboxGone, SandboxTimeout, TroupeError
+from troupe_tasks.errors import AlreadyExists, SandboxFailed, SandboxGone, SandboxTimeout
 from troupe_tasks.sandbox.protocol import Isolation, Ran, State
 
 Fresh = Callable[[], str]
@@ -595,21 +595,3 @@ def _cpu_s(house: House, sandbox_id: str) -> float:
             continue
         total += sum(int(fields[index]) for index in (11, 12, 13, 14))
     return total / os.sysconf("SC_CLK_TCK") + ended.ru_utime + ended.ru_stime
-
-
-def test_one_whose_id_begins_anothers_is_not_taken_for_it(house: House, fresh: Callable[[], str]) -> None:
-    short = fresh()
-    long = f"{short}-2"
-    house.started(short)
-    house.started(long)
-    try:
-        run = house.driver.run
-        run(long, ["sh", "-c", "echo mine > /tmp/here"], deadline_s=20)
-        house.driver.stop(short, deadline_s=5)
-        with pytest.raises(TroupeError):
-            run(short, ["true"], deadline_s=20)
-        house.driver.stop(short, deadline_s=5)
-        house.driver.remove(short)
-        assert run(long, ["cat", "/tmp/here"], deadline_s=20).stdout == b"mine\n"
-    finally:
-        house.driver.remove(long)

@@ -14,7 +14,7 @@ import re
 import shlex
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,15 +157,15 @@ class Gvisor:
         if self._binary is None or not self._root.is_dir():
             return
         name = container(sandbox_id)
+        # A start that was cut may have left its runsc at work, which holds the container's lock.
+        self._kill(self._starting(name.encode()))
         done = process.run([*self._flags(), "delete", "-force", name], deadline_s=_DEADLINE_S, ok=None)
         left = [entry for entry in self._root.iterdir() if entry.name.startswith(f"{name}_")]
         if done.status != 0 and left:
             raise SandboxFailed(f"runsc can't delete {sandbox_id}", cause=line(done.stderr[-300:]))
         # A start that was cut before runsc wrote its state left these, which runsc's delete knows nothing of; the
         # next start would fail on the socket.
-        for pid in self._pids(sandbox_id):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self._kill(self._pids(sandbox_id))
         (self._root / f"runsc-{name}.sock").unlink(missing_ok=True)
 
     def enter(
@@ -227,17 +227,26 @@ class Gvisor:
         return self._pids(saved.spec.id)
 
     def _pids(self, sandbox_id: str) -> tuple[int, ...]:
-        mark = container(sandbox_id).encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    words = (entry / "cmdline").read_bytes().split(b"\0")
-                except OSError:
-                    continue
-                if words[0] in {b"runsc-sandbox", b"runsc-gofer"} and self._is_mine(words) and mark in words:
-                    found.append(int(entry.name))
-        return tuple(sorted(found))
+        mark, programs = container(sandbox_id).encode(), {b"runsc-sandbox", b"runsc-gofer"}
+        return tuple(pid for pid, words in self._processes() if words[0] in programs and mark in words)
+
+    def _starting(self, name: bytes) -> tuple[int, ...]:
+        marks = {b"run", b"-detach", name}
+        return tuple(pid for pid, words in self._processes() if marks <= set(words))
+
+    def _processes(self) -> Iterator[tuple[int, list[bytes]]]:
+        for pid in sorted(int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit()):
+            try:
+                words = Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if self._is_mine(words):
+                yield pid, words
+
+    def _kill(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _is_mine(self, words: list[bytes]) -> bool:
         return f"--root={self._root}".encode() in words

@@ -16,6 +16,8 @@ from troupe_tasks.sandbox.sbx.saved import Saved
 
 _OUTSIDE = "example.com"
 _AGAIN_S = 0.2
+_TRIES = 4
+_LATER_S = 2.0
 _RESTART = "`sbx daemon restart` may bring it back; it stops every sandbox."
 
 
@@ -64,15 +66,7 @@ def make(paths: Paths, saved: Saved) -> str:
         host.admit(registry)
     name = template.ensure(paths, saved.spec.image)
     file = environment.write(keeping.place(paths, saved.spec.id), saved.spec, name=saved.name, template=name)
-    try:
-        calls.do(
-            ["env", "create", file, "--skip-host-commands", _approval()], deadline_s=calls.MAKE_S,
-            env=environment.storage(saved.spec.sizes),
-        )  # fmt: skip
-    except AlreadyExists as error:
-        raise DaemonFailed(
-            f"sbx has a sandbox {saved.name}, but does not list it", cause=error.cause, hint=_RESTART
-        ) from None
+    _create(file, saved)
     try:
         one = listed(saved.name)
         if one is None:
@@ -84,6 +78,24 @@ def make(paths: Paths, saved: Saved) -> str:
         raise
     keeping.keep(paths, saved.model_copy(update={"identity": one.id}))
     return one.id
+
+
+def _create(file: Path, saved: Saved) -> None:
+    """Have sbx make the sandbox. An interrupted making may still be at work on the same one, which then goes."""
+    words: list[str | Path] = ["env", "create", file, "--skip-host-commands", _approval()]
+    for attempt in range(_TRIES):
+        try:
+            calls.do(words, deadline_s=calls.MAKE_S, env=environment.storage(saved.spec.sizes))
+        except AlreadyExists as error:
+            if attempt == _TRIES - 1:
+                raise DaemonFailed(
+                    f"sbx has a sandbox {saved.name}, but does not list it", cause=error.cause, hint=_RESTART
+                ) from None
+            time.sleep(_LATER_S)
+            if listed(saved.name) is not None:
+                _remove(saved.name)
+        else:
+            return
 
 
 def _approval() -> str:

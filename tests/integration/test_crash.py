@@ -176,7 +176,7 @@ def test_delete_takes_away_an_interrupted_create(house: House, step: str) -> Non
 
 @pytest.mark.parametrize(
     "operation",
-    ["create", "delete", *(pytest.param(one, marks=pytest.mark.chaos) for one in ("stop", "start"))],
+    ["create", *(pytest.param(one, marks=pytest.mark.chaos) for one in ("delete", "stop", "start"))],
 )
 @pytest.mark.timeout(600)
 def test_killed_again_and_again_one_call_later_each_time_it_finishes(house: House, operation: str) -> None:

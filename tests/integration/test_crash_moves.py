@@ -116,9 +116,15 @@ def state_of(house: House, operation: str) -> str | None:
     return None if operation == "reset" else inside(house, DIGEST)
 
 
-# A drill is the end of a backup.
+# Each call of every one of them is killed on the stage of tests/model in every run.
 @pytest.mark.parametrize(
-    "operation", ["resize", "upgrade", "backup", "reset", pytest.param("drill", marks=pytest.mark.chaos)]
+    "operation",
+    [
+        "resize",
+        "upgrade",
+        "reset",
+        *(pytest.param(one, marks=pytest.mark.chaos) for one in ("backup", "drill")),
+    ],
 )
 def test_killed_at_every_point_in_turn_it_goes_on_and_finishes(moved: House, operation: str) -> None:
     digest = state_of(moved, operation)
@@ -143,6 +149,7 @@ def test_killed_at_every_point_in_turn_it_goes_on_and_finishes(moved: House, ope
     assert all(found.proved for found in vault.listed(moved.rooms, ID))
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(600)
 def test_a_resize_killed_again_and_again_one_call_later_finishes(moved: House) -> None:
     digest = state_of(moved, "resize")

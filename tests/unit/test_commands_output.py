@@ -33,6 +33,17 @@ def test_json_is_one_ascii_document(capsys: pytest.CaptureFixture[str]) -> None:
         assert shown.err == ""
 
 
+@pytest.mark.parametrize("said", ["left out: [/x]", "[bold]loud", "[link=file:///etc/passwd]here[/link]"])
+def test_what_is_being_done_is_no_markup(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    screen = Typing()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with output.progress() as shown:
+        shown.step(said)
+        shown.step(f"{said} again")
+    assert said in screen.getvalue()
+
+
 def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with output.progress() as shown:
         shown.step("making")

@@ -29,19 +29,23 @@ class Progress:
         self._status: Any = None
 
     def step(self, doing: str) -> None:
-        """Say what is being done now."""
+        """Say what is being done now; names from a sandbox may be part of it."""
+        from troupe_tasks.text import escape
+
         if self._quiet:
             return
         if not self._fancy:
-            print(f"- {doing}", file=sys.stderr, flush=True)
+            print(f"- {escape(doing)}", file=sys.stderr, flush=True)
             return
-        if self._status is None:
-            from rich.console import Console
+        from rich.console import Console
+        from rich.text import Text
 
-            self._status = Console(stderr=True).status(doing)
+        plain = Text(escape(doing))  # a string would be markup, and a file called [/x] an error
+        if self._status is None:
+            self._status = Console(stderr=True).status(plain)
             self._status.start()
         else:
-            self._status.update(doing)
+            self._status.update(plain)
 
     def close(self) -> None:
         """End the spinner; nothing of it stays on the screen."""

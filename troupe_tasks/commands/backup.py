@@ -34,8 +34,10 @@ def take(
     from troupe_tasks.operations import backup, room
 
     house, agent_id = chosen(agent, hint=False)
-    beside = room.verdict_beside(house, agent_id, records.load(house.paths, agent_id).sizes)
-    over = budget.accepted(beside, force=force, question="Prove it all the same?")
+    over = budget.accepted_for(
+        house, agent_id, lambda: room.verdict_beside(house, agent_id, records.load(house.paths, agent_id).sizes),
+        force=force, question="Prove it all the same?",
+    )  # fmt: skip
     does = backup.drill if drill else backup.backup
     with output.progress(quiet=json) as progress:
         found = does(house, agent_id, over_budget=over, told=progress.step)

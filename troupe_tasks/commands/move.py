@@ -41,8 +41,10 @@ def resize(
 
     house, agent_id = chosen(agent, hint=False)
     wanted = _wanted(records.load(house.paths, agent_id), cpu, memory, storage)
-    verdict = room.verdict(house, agent_id, move.settled(house, agent_id, wanted))
-    over = budget.accepted(verdict, force=force, question="Resize it all the same?")
+    over = budget.accepted_for(
+        house, agent_id, lambda: room.verdict(house, agent_id, move.settled(house, agent_id, wanted)),
+        force=force, question="Resize it all the same?",
+    )  # fmt: skip
     given = [
         f"--{flag}={value}"
         for flag, value in (("cpu", cpu), ("memory", memory), ("storage", storage))
@@ -98,8 +100,10 @@ def restore(
         raise NotConfirmed(
             "nothing was done", cause="a restore needs your yes", hint="Answer yes, or pass --yes."
         )
-    verdict = room.verdict(house, agent_id, known.sizes)
-    over = budget.accepted(verdict, force=force, question="Restore it all the same?")
+    over = budget.accepted_for(
+        house, agent_id, lambda: room.verdict(house, agent_id, known.sizes),
+        force=force, question="Restore it all the same?",
+    )  # fmt: skip
     with output.progress(quiet=json) as progress:
         record, result = move.restored(house, agent_id, name, over_budget=over, told=progress.step)
     _show(record, result, as_json=json)

@@ -44,8 +44,10 @@ def reset(
         raise NotConfirmed(
             "nothing was done", cause="a reset needs your yes", hint="Answer yes, or pass --yes."
         )
-    verdict = room.verdict(house, agent_id, records.load(house.paths, agent_id).sizes)
-    over = budget.accepted(verdict, force=force, question="Reset it all the same?")
+    over = budget.accepted_for(
+        house, agent_id, lambda: room.verdict(house, agent_id, records.load(house.paths, agent_id).sizes),
+        force=force, question="Reset it all the same?",
+    )  # fmt: skip
     with output.progress(quiet=json) as progress:
         result = resetting.reset(house, agent_id, over_budget=over, told=progress.step)
     if json:

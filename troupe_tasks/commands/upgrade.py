@@ -40,8 +40,10 @@ def upgrade(
     if found is None:
         _show_newest(agent_id, record.kit.type, record.kit.version, as_json=json)
         return
-    verdict = room.verdict(house, agent_id, record.sizes)
-    over = budget.accepted(verdict, force=force, question="Upgrade it all the same?")
+    over = budget.accepted_for(
+        house, agent_id, lambda: room.verdict(house, agent_id, record.sizes),
+        force=force, question="Upgrade it all the same?",
+    )  # fmt: skip
     keys = _keys(house, agent_id, found)
     with output.progress(quiet=json) as progress:
         done = upgrading.upgrade(house, agent_id, found, keys, over_budget=over, told=progress.step)

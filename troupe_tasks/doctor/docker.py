@@ -30,9 +30,7 @@ def program(machine: Machine) -> Finding:
         calls.check(run=lambda words: machine.run([found, *words]))
     except TroupeError as error:
         return _finding(machine, "sbx", line(str(error), 300), line(error.hint, 300))
-    return Finding(
-        kind=Kind.SOFTWARE, requirement="sbx", verdict=Level.OK, detail=f"{line(found)} is new enough"
-    )
+    return _ok("sbx", f"{line(found)} is new enough")
 
 
 def sign_in(machine: Machine) -> Finding:
@@ -40,12 +38,7 @@ def sign_in(machine: Machine) -> Finding:
     name, todo = "sbx sign-in", "`sbx login`"
     found = machine.signed_in()
     if found.standing is Standing.IN:
-        return Finding(
-            kind=Kind.SOFTWARE,
-            requirement=name,
-            verdict=Level.OK,
-            detail=f"signed in as {line(found.user, 60)}",
-        )
+        return _ok(name, f"signed in as {line(found.user, 60)}")
     if found.standing is Standing.DAMAGED:
         return _finding(
             machine, name, f"its store is damaged: {line(found.why, 200)}", f"{todo} writes it anew."

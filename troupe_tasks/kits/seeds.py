@@ -38,7 +38,13 @@ class Seed:
 def read(kit_folder: Path) -> tuple[Seed, ...]:
     """Return a kit's seeds, by path; raises ValueError for what can't be one."""
     home = kit_folder / "seeds"
-    found: list[Seed] = []
+    return tuple(Seed(name, (home / name).read_bytes()) for name in names(kit_folder))
+
+
+def names(kit_folder: Path) -> tuple[str, ...]:
+    """Return the paths of a kit's seeds, without reading them; raises ValueError for what can't be one."""
+    home = kit_folder / "seeds"
+    found: list[str] = []
     left = _MOST_BYTES
     for path in sorted(home.rglob("*")):
         status = path.lstat()
@@ -53,5 +59,5 @@ def read(kit_folder: Path) -> tuple[Seed, ...]:
         left -= status.st_size
         if left < 0 or len(found) == _MOST:
             raise ValueError(f"a kit has at most {_MOST} seeds of {_MOST_BYTES >> 20} MiB together")
-        found.append(Seed(name, path.read_bytes()))
+        found.append(name)
     return tuple(found)

@@ -5,7 +5,6 @@ The proof is a restore into a sandbox beside the agent's own, compared inside by
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,7 +12,7 @@ from troupe_tasks import journal, locks
 from troupe_tasks import record as records
 from troupe_tasks.archives import disk
 from troupe_tasks.archives.put import put
-from troupe_tasks.errors import BackupFailed, TroupeError
+from troupe_tasks.errors import BackupFailed
 from troupe_tasks.journal import Decided, Journal, Step
 from troupe_tasks.kits import image, pins
 from troupe_tasks.operations import moving, outfit, room, vault
@@ -21,7 +20,6 @@ from troupe_tasks.operations.house import House
 from troupe_tasks.operations.moving import Done, failure
 from troupe_tasks.operations.vault import Backup
 from troupe_tasks.record import Record
-from troupe_tasks.text import line
 
 
 @dataclass(frozen=True)
@@ -48,21 +46,6 @@ class Job:
         return record.model_copy(update={"move": record.move + 1})
 
 
-def on_failure_clear(do: Callable[[Job, Done], Decided]) -> Callable[[Job, Done], Decided]:
-    """Return a step whose failure is told at the end, when the agent is up again and nothing is left behind."""
-
-    @functools.wraps(do)
-    def step(job: Job, done: Done) -> Decided:
-        if failure(done) is not None:
-            return {}
-        try:
-            return do(job, done)
-        except TroupeError as error:
-            return {"failed": line(str(error), 400)}
-
-    return step
-
-
 def plan(job: Job, done: Done) -> Decided:
     """Check the room for the archive, and for a second sandbox beside the agent's own, before anything is stopped."""
     record = job.record()
@@ -87,14 +70,14 @@ def _refuse_over_budget(job: Job) -> None:
         verdict.raise_over()
 
 
-@on_failure_clear
+@moving.or_back
 def quiesce(job: Job, done: Done) -> Decided:
     """Let current work finish, and end everything that runs inside."""
     record = job.record()
     return {"cut": moving.end_work(job.house, record, record.sandbox)}
 
 
-@on_failure_clear
+@moving.or_back
 def archive(job: Job, done: Done) -> Decided:
     """Archive what it has."""
     record = job.record()
@@ -109,7 +92,7 @@ def go_on(job: Job, done: Done) -> Decided:
     return {}
 
 
-@on_failure_clear
+@moving.or_back
 def prove(job: Job, done: Done) -> Decided:
     """Put the backup into a sandbox beside the agent's, and compare inside."""
     record = job.scratch()

@@ -48,15 +48,14 @@ def look(job: Job, done: Done) -> Decided:
     reset.refuse_bad_keys(job)
     moving.refuse_over_budget(job)
     if moving.usable(job.house, record):
-        refuse_without_room(job, record)
+        _refuse_without_room(job, record)
         return {"archive": vault.new_name(job.house, job.id, job.why)}
     if not job.backup:
         job.house.driver(record.driver).start(record.sandbox)  # which says what is wrong with it
     return {"archive": None}
 
 
-def refuse_without_room(job: Job, record: Record) -> None:
-    """Raise OverBudget unless the host can hold the archive and, beside it, both sandboxes above the reserve."""
+def _refuse_without_room(job: Job, record: Record) -> None:
     held_bytes = moving.held_bytes(job.house, record)
     brought = vault.chosen(job.house, job.id, job.backup).bytes if job.backup else held_bytes
     vault.refuse_without_room(job.house, archive_bytes=held_bytes, sandbox_bytes=brought)
@@ -65,16 +64,16 @@ def refuse_without_room(job: Job, record: Record) -> None:
 @moving.or_back
 def archive(job: Job, done: Done) -> Decided:
     """Archive what it has; the gateway is gone, the sandbox runs."""
-    return {"archive": _archived(job, done, job.old(done))}
+    return {"archive": _archived(job, done)}
 
 
-def _archived(job: Job, done: Done, sandbox: str) -> JsonValue:
+def _archived(job: Job, done: Done) -> JsonValue:
     name = done["look"]["archive"]
     if not isinstance(name, str):  # a restore: there was no usable sandbox to archive
         return None
     record = job.record()
-    job.house.driver(record.driver).start(sandbox)
-    found = vault.archive(job.house, record, sandbox, name, told=job.told)
+    job.house.driver(record.driver).start(job.old(done))
+    found = vault.archive(job.house, record, job.old(done), name, told=job.told)
     return found.model_dump(mode="json")
 
 
@@ -114,16 +113,17 @@ def leave(job: Job, done: Done) -> Decided:
     One that has been damaged since is taken anew, from the sandbox that it was taken from, as long as that is there.
     The new one has to outlive a power cut first.
     """
-    if moving.passed(done):
-        _keep_new(job, done)
-    if moving.passed(done) and moving.startable(job.house, job.record().driver, job.old(done)):
+    if not moving.passed(done):
+        return moving.leave(job, done)
+    _keep_new(job, done)
+    anew: dict[str, JsonValue] = {}
+    if moving.startable(job.house, job.record().driver, job.old(done)):
         try:
             _prove_archive(job, done)
         except BackupDamaged as error:
             job.told(f"archiving once more: {error}")
-            anew = _archived(job, done, job.old(done))
-            return {**moving.leave(job, done), "archive": anew}
-    return moving.leave(job, done)
+            anew["archive"] = _archived(job, done)
+    return {**moving.leave(job, done), **anew}
 
 
 def _keep_new(job: Job, done: Done) -> None:

@@ -69,7 +69,7 @@ class Job:
         return records.sandbox_of(self.id, _number(done) + 1)
 
 
-AnyJob = TypeVar("AnyJob", bound=Job)
+AnyJob = TypeVar("AnyJob")
 
 
 def _number(done: Done) -> int:
@@ -84,7 +84,7 @@ def _sizes(done: Done) -> Sizes:
 
 
 def or_back(do: Callable[[AnyJob, Done], Decided]) -> Callable[[AnyJob, Done], Decided]:
-    """Return a step whose failure sends the agent back, instead of leaving it down."""
+    """Return a step whose failure is decided, not raised: the steps after it undo what was done."""
 
     @functools.wraps(do)
     def step(job: AnyJob, done: Done) -> Decided:
@@ -99,33 +99,25 @@ def or_back(do: Callable[[AnyJob, Done], Decided]) -> Callable[[AnyJob, Done], D
 
 
 def failure(done: Done) -> str | None:
-    """Return why the agent goes back, or None."""
+    """Return why what was done is undone, or None."""
     return next((str(decided["failed"]) for decided in done.values() if "failed" in decided), None)
 
 
-def or_unreserved(do: Callable[[AnyJob, Done], Decided]) -> Callable[[AnyJob, Done], Decided]:
-    """Return a step whose failure gives back the room that was reserved: the move has not begun, and leaves nothing."""
-
-    @functools.wraps(do)
-    def step(job: AnyJob, done: Done) -> Decided:
-        try:
-            return do(job, done)
-        except TroupeError:
-            with suppress(TroupeError):  # the person hears of what stood in the way first
-                if (record := job.record()).moving_to is not None:
-                    records.save(job.house.paths, record.model_copy(update={"moving_to": None}))
-            raise
-
-    return step
-
-
-@or_unreserved
 def plan(job: Job, done: Done) -> Decided:
-    """Check the sizes against the machine and reserve them, in one moment of it; write down what it moves out of."""
-    with locks.machine(job.house.paths):
-        record = job.record()
-        refuse_over_budget(job)
-        records.save(job.house.paths, record.model_copy(update={"moving_to": job.sizes}))
+    """Check the sizes against the machine and reserve them, in one moment of it; write down what it moves out of.
+
+    Refused, it gives back what it reserved, or what an earlier try did that was cut: the move has not begun.
+    """
+    try:
+        with locks.machine(job.house.paths):
+            record = job.record()
+            refuse_over_budget(job)
+            records.save(job.house.paths, record.model_copy(update={"moving_to": job.sizes}))
+    except TroupeError:
+        with suppress(TroupeError):  # the person hears of what stood in the way first
+            if (kept := job.record()).moving_to is not None:
+                records.save(job.house.paths, kept.model_copy(update={"moving_to": None}))
+        raise
     return {"from": record.move, "sizes": job.sizes.model_dump()}
 
 

@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import IO, BinaryIO
 
+from troupe_tasks.errors import SandboxFailed, SandboxTimeout
+
 _CHUNK = 1 << 20  # as much as an unprivileged pipe may hold (fs.pipe-max-size)
 _STDERR_CAP = 65536
 
@@ -29,6 +31,19 @@ class Pumped:
     late: bool
     stuck: bool
     over: bool
+
+
+def refuse_cut(
+    pumped: Pumped, sandbox_id: str, *, deadline_s: float, stall_s: float | None, cap_bytes: int
+) -> None:
+    """Raise SandboxFailed for a transfer that met its cap, SandboxTimeout for one that a deadline ended."""
+    if pumped.over:
+        raise SandboxFailed(
+            f"a transfer with {sandbox_id} went past its cap of {cap_bytes} bytes; it was stopped"
+        )
+    if pumped.late:
+        what, limit_s = ("moved nothing", stall_s) if pumped.stuck else ("did not end", deadline_s)
+        raise SandboxTimeout(f"a command in {sandbox_id} {what} within {limit_s:g} s; it was stopped")
 
 
 def _widen(pipe: IO[bytes]) -> None:

@@ -16,7 +16,6 @@ from troupe_tasks.errors import (
     NotReady,
     SandboxFailed,
     SandboxGone,
-    SandboxTimeout,
     StateUnreadable,
     TroupeError,
 )  # fmt: skip
@@ -334,10 +333,7 @@ class Capsule:
             began = _close(entry)
         if pumped.late or pumped.over:
             self._reap(saved, engine, mark)
-            if pumped.over:
-                raise SandboxFailed(f"a transfer with {sandbox_id} went past its cap of {cap_bytes} bytes")
-            what, limit_s = ("moved nothing", stall_s) if pumped.stuck else ("did not end", deadline_s)
-            raise SandboxTimeout(f"a command in {sandbox_id} {what} within {limit_s:g} s; it was stopped")
+        streaming.refuse_cut(pumped, sandbox_id, deadline_s=deadline_s, stall_s=stall_s, cap_bytes=cap_bytes)
         told = engine.own_failure(pumped.status, pumped.stderr, began=began)
         if (
             isinstance(told, str)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import BinaryIO, NoReturn
 
 from troupe_tasks import durable, process
-from troupe_tasks.errors import NotReady, SandboxFailed, SandboxGone, SandboxTimeout, TroupeError
+from troupe_tasks.errors import NotReady, SandboxFailed, SandboxGone, TroupeError
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox import stream as streaming
 from troupe_tasks.sandbox.protocol import (
@@ -318,13 +318,7 @@ class Sbx:
             raise
         if pumped.late or pumped.over:
             _reap(saved, mark)
-        if pumped.late:
-            what, limit_s = ("moved nothing", stall_s) if pumped.stuck else ("did not end", deadline_s)
-            raise SandboxTimeout(f"a command in {sandbox_id} {what} within {limit_s:g} s; it was stopped")
-        if pumped.over:
-            raise SandboxFailed(
-                f"a transfer with {sandbox_id} went past its cap of {cap_bytes} bytes; it was stopped"
-            )
+        streaming.refuse_cut(pumped, sandbox_id, deadline_s=deadline_s, stall_s=stall_s, cap_bytes=cap_bytes)
         parts = command.apart(pumped.stderr)
         if parts is None:
             raise self._never_began(saved, pumped.stderr)

@@ -25,6 +25,7 @@ from troupe_tasks.errors import NotReady, SandboxFailed, ToolTimeout
 from troupe_tasks.host.processes import started_at
 from troupe_tasks.paths import Paths
 from troupe_tasks.resources import guest_dir
+from troupe_tasks.sandbox import holding
 from troupe_tasks.sandbox.capsule import launch
 from troupe_tasks.sandbox.capsule.engine import BASE_ENV, Entry, Running
 from troupe_tasks.sandbox.capsule.saved import AGENT_UID, Saved, disk
@@ -34,25 +35,6 @@ from troupe_tasks.text import line
 _RUNTIME_FAILED = 128  # util.Fatalf's status in runsc
 _END = "."
 _DEADLINE_S = 30.0
-# runsc's exec passes no signal on, so this small shell does. `setsid` keeps a signal to the shell's group from
-# ending runsc's side alone; a `wait` that a trap cut short (status over 128) is
-# waited again, and 127 then says that the first answer was the command's own.
-_HOLD = """\
-pid_file=$1 id=$2; shift 2
-pass() { [ -s "$pid_file" ] && RUNSC kill -pid "$(cat "$pid_file")" "$id" "$1" >/dev/null 2>&1; }
-trap 'cut=1; pass INT' INT; trap 'cut=1; pass TERM' TERM
-rm -f "$pid_file"
-setsid "$@" &
-child=$! status=
-while :; do
-    cut=; wait "$child"; now=$?
-    [ "$now" = 127 ] && [ -n "$status" ] && break
-    status=$now
-    [ -n "$cut" ] && [ "$status" -gt 128 ] || break
-done
-rm -f "$pid_file"
-exit "$status"
-"""
 _NOT_FOUND = re.compile(rb"no such file or directory|not found|not a directory")
 _NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
 
@@ -181,10 +163,13 @@ class Gvisor:
         self, saved: Saved, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, folder: Path
     ) -> list[str]:
         """Return a small shell that waits for a runsc exec and signals the process inside."""
-        pid_file = str(folder / "gateway.pid")
-        script = _HOLD.replace("RUNSC", shlex.join(self._flags()))
-        inside = self._exec(saved, argv, env=env, cwd=cwd, pid_file=pid_file)
-        return ["/bin/sh", "-c", script, "sh", pid_file, container(saved.spec.id), *inside]
+        pid_file = folder / "gateway.pid"
+        noted = shlex.quote(str(pid_file))
+        kill = f'{shlex.join(self._flags())} kill -pid "$(cat {noted})" {container(saved.spec.id)} "$1"'
+        return holding.argv(
+            self._exec(saved, argv, env=env, cwd=cwd, pid_file=str(pid_file)),
+            passing=f"[ -s {noted} ] && {kill}", first=f"rm -f {noted}; trap {shlex.quote(f'rm -f {noted}')} EXIT",
+        )  # fmt: skip
 
     def _exec(
         self, saved: Saved, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, pid_file: str | None

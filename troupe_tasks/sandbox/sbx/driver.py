@@ -17,6 +17,7 @@ from typing import BinaryIO, NoReturn
 from troupe_tasks import durable, process
 from troupe_tasks.errors import NotReady, SandboxFailed, SandboxGone, TroupeError
 from troupe_tasks.paths import Paths
+from troupe_tasks.sandbox import holding
 from troupe_tasks.sandbox import stream as streaming
 from troupe_tasks.sandbox.protocol import (
     WORKSPACE,
@@ -211,17 +212,8 @@ class Sbx:
         # Not the proxies' variables, which may hold a password; an exec asks nobody but the daemon.
         given = {name: value for name, value in calls.environment().items() if "proxy" not in name.lower()}
         variables = [f"{name}={value}" for name, value in given.items()]
-        sending = shlex.join([program, *inside.send_signal(saved)])
-        return [
-            "/usr/bin/env",
-            *variables,
-            "/bin/sh",
-            "-c",
-            inside.HOLD.replace("SIGNAL", sending),
-            "sh",
-            program,
-            *command.words,
-        ]
+        sending = f'{shlex.join([program, *inside.send_signal(saved)])} "$1"'
+        return ["/usr/bin/env", *variables, *holding.argv([program, *command.words], passing=sending)]
 
     def sizes(self, sandbox_id: str) -> Sizes:
         """Return a sandbox's sizes, which sbx itself does not tell."""

@@ -24,20 +24,6 @@ GATEWAY = "gateway"
 GATEWAY_PID = "/tmp/.troupe-gateway"
 _BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/state", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
 _CAP = 1 << 20
-# sbx's client passes no signal on, so this small shell sends it by another exec; `wait` is asked again as in gVisor's.
-HOLD = """\
-pass() { SIGNAL "$1" </dev/null >/dev/null 2>&1; }
-trap 'cut=1; pass INT' INT; trap 'cut=1; pass TERM' TERM
-setsid "$@" </dev/null &
-child=$! status=
-while :; do
-    cut=; wait "$child"; now=$?
-    [ "$now" = 127 ] && [ -n "$status" ] && break
-    status=$now
-    [ -n "$cut" ] && [ "$status" -gt 128 ] || break
-done
-exit "$status"
-"""
 # Runs inside as the agent's user, whose processes these are; PID 1 is sbx's own.
 END_ALL = """\
 import os, signal, sys, time

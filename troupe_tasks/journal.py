@@ -3,7 +3,8 @@
 An agent's receipts are numbered files, each holding the digest of the one before it. An operation starts with
 a `begin` receipt and ends with an `end`; between them stands one receipt a finished step. Run the command
 again after any interruption and it goes on after the last receipt, so every step must be safe to run twice.
-An operation that is refused before it has changed anything ends with `abandoned`: it keeps nothing else out.
+An operation that is refused before it has changed anything ends with `abandoned`: it keeps nothing else out. So does
+one that fails and may be left wherever it stopped, as a start may.
 """
 
 from __future__ import annotations
@@ -200,8 +201,12 @@ def perform(
     steps: Sequence[Step[Job]],
     *,
     told: Callable[[Step[Any]], Any] = lambda _step: None,
+    may_be_left: bool = False,
 ) -> Mapping[str, Decided]:
-    """Run the steps that have no receipt yet, each leaving one, and return what every step decided."""
+    """Run the steps that have no receipt yet, each leaving one, and return what every step decided.
+
+    may_be_left: whatever its steps did is a state like any other, so an error ends the operation.
+    """
     done: dict[str, Decided] = dict(opened.done)
     for step in steps:
         if step.name in done:
@@ -211,11 +216,11 @@ def perform(
         try:
             decided = step.do(job, done)
         except TroupeError:
-            if step.only_looks and all(other.only_looks for other in steps if other.name in done):
+            looked = step.only_looks and all(other.only_looks for other in steps if other.name in done)
+            if looked or may_be_left:
                 with suppress(DiskFull):  # then the person hears of what stood in the way first
-                    journal.write(
-                        opened.operation, ABANDONED, {"by": f"{opened.operation}, which was refused"}
-                    )
+                    how = "was refused" if looked else "failed"
+                    journal.write(opened.operation, ABANDONED, {"by": f"{opened.operation}, which {how}"})
             raise
         reached(f"{opened.operation}/{step.name}/done")
         journal.write(opened.operation, step.name, decided)

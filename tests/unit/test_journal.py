@@ -213,6 +213,19 @@ def test_an_operation_that_failed_after_it_changed_something_is_unfinished(paths
     assert list(left.done) == ["look", "do"]
 
 
+def test_an_operation_that_may_be_left_where_it_is_ends_when_it_fails(paths: Paths) -> None:
+    log: list[str] = []
+    journal = Journal(paths, "a")
+    opened = journal.open("start", inputs={}, finish="again")
+    steps = [*steps_named("do", log=log), Step("fail", refused, "failing")]
+    with pytest.raises(Refused):
+        perform(journal, opened, None, steps, may_be_left=True)
+    after = Journal(paths, "a")
+    assert after.unfinished() is None
+    assert after.receipts[-1].decided == {"by": "start, which failed"}
+    assert log == ["do"]
+
+
 @pytest.mark.parametrize("victim", range(4))
 @pytest.mark.parametrize("old", [b'"number": ', b'"decided": {', b'"at": "2', b'"previous": "', b"\n}"])
 def test_any_altered_receipt_is_noticed(paths: Paths, victim: int, old: bytes) -> None:

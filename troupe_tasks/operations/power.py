@@ -32,7 +32,7 @@ class Job:
 
 
 def look(job: Job, done: Done) -> Decided:
-    """Raise SandboxGone when there is nothing to start: begun, it could never be finished, and kept a restore out."""
+    """Raise SandboxGone when there is nothing to start, before anything else is done."""
     if not moving.usable(job.house, job.record()):
         raise SandboxGone(
             f"the sandbox of {job.id} is gone, or not whole",
@@ -85,7 +85,7 @@ def stop_sandbox(job: Job, done: Done) -> Decided:
 
 
 START: tuple[Step[Job], ...] = (
-    Step("look", look, "looking at the sandbox", only_looks=True),
+    Step("look", look, "looking at the sandbox"),
     Step("reserve", reserve, "reserving room"),
     Step("egress", open_egress, "opening its way out"),
     Step("gateway", start_gateway, "starting the gateway"),
@@ -119,4 +119,7 @@ def _perform(
     with locks.agent(job.house.paths, job.id):
         book = Journal(job.house.paths, job.id)
         opened = book.open(name, inputs={}, finish=f"troupe {name} {job.id}")
-        return journal.perform(book, opened, job, steps, told=lambda step: told(f"{job.id}: {step.doing}"))
+        # Failed, it keeps nothing else out: a reset, a restore or a resize may be what helps.
+        return journal.perform(
+            book, opened, job, steps, told=lambda step: told(f"{job.id}: {step.doing}"), may_be_left=True
+        )

@@ -216,6 +216,39 @@ def test_starting_or_stopping_an_agent_whose_sandbox_is_lost_stands_in_no_ones_w
     assert rules.check(stage, expected) is None
 
 
+def test_a_start_that_was_cut_and_then_fails_stands_in_no_ones_way(stage: Stage) -> None:
+    expected = has_something(stage)
+    stage.backup()
+    stage.stop()
+    number = 1
+    while (begun := rules.pending(stage)) is None or "reserve" not in begun.done:
+        with pytest.raises(Killed), stage.faults.kill(number):
+            stage.start()
+        number += 1
+    stage.sandboxes.lose(ID)
+    assert isinstance(called(stage.restore), Unfinished)
+    assert isinstance(called(stage.start), SandboxGone)
+    assert rules.pending(stage) is None
+    stage.restore()
+    assert marks(stage.sandboxes.place(stage.record().sandbox)) == expected
+    assert rules.check(stage, expected) is None
+
+
+def test_an_upgrade_that_went_back_keeps_no_edits_for_it_replaced_none(stage: Stage) -> None:
+    stage.create()
+    seed = "state/hermes/skills/one.md"
+    (stage.sandboxes.place(ID) / seed).write_text("the agent's own")
+    stage.publish("0.2.0")
+    stage.sandboxes.turn = "fails"
+    assert isinstance(called(stage.upgrade), MoveFailed)
+    assert not [path for path in stage.paths.live_apply(ID).rglob("*") if path.is_file()]
+    assert (stage.sandboxes.place(ID) / seed).read_text() == "the agent's own"
+    stage.sandboxes.turn = "answers"
+    stage.upgrade()
+    (kept,) = [path for path in stage.paths.live_apply(ID).rglob("*") if path.is_file()]
+    assert kept.read_text() == "the agent's own"
+
+
 def test_what_a_killed_delete_left_keeps_no_later_agent_from_being_deleted(stage: Stage) -> None:
     stage.create()
     number = 1

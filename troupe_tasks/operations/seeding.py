@@ -49,6 +49,11 @@ def place(house: House, agent_id: str, old: str, new: str) -> Path:
     return house.paths.live_apply(agent_id) / f"{old}-to-{new}"
 
 
+def forget(house: House, agent_id: str, old: str, new: str) -> None:
+    """Remove the edits kept by an upgrade that replaced none in the end."""
+    durable.remove_tree(place(house, agent_id, old, new))
+
+
 def kept(folder: Path) -> list[str]:
     """Return the paths of the edits that lie in a folder, sorted."""
     found = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))

@@ -75,10 +75,16 @@ def seed(job: Job, done: Done) -> Decided:
 
 
 def switch(job: Job, done: Done) -> Decided:
-    """Record the new version, or, back in the old one, let go of the keys that only the new one requires."""
+    """Record the new version, or, back in the old one, let go of what only the new one has: keys, and edits kept.
+
+    The old sandbox has those edits still; kept any longer they would be told as replaced by a later upgrade.
+    """
     decided = moving.switch(job, done)
     record = job.record()
-    if not decided["moved"] and record.key_tier != "none":
+    if decided["moved"]:
+        return decided
+    seeding.forget(job.house, job.id, job.old_kit.version, job.kit.version)
+    if record.key_tier != "none":
         kept = Keystore(job.house.paths, job.id)
         for service in sorted(set(job.services) - set(record.services)):
             with suppress(KeyMissing):

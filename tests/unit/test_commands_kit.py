@@ -71,7 +71,7 @@ def test_publish_refuses_a_place_that_is_none(kit: Path) -> None:
 def test_inspect_shows_a_kit_of_the_checkout_whole() -> None:
     done = troupe("kit", "inspect", "hermes")
     assert done.returncode == 0
-    for word in ("services", "settings", "2 GiB memory", "pypi.org:443", "of this checkout"):
+    for word in ("services", "settings", "2 GiB memory", "pypi.org:443", "one of troupe's own"):
         assert word in done.stdout
     shown = json.loads(troupe("kit", "inspect", "hermes", "--json").stdout)
     assert {"name", "line", "required", "hosts"} == set(shown["services"][0])

@@ -142,7 +142,7 @@ def test_without_a_registry_the_list_is_the_checkouts_and_what_was_pulled(
     found(house)
     config.unset(house.paths, "registry")
     shown = kits.kits(house, login=nobody).versions
-    assert [(one.type, one.in_checkout, one.pulled is not None) for one in shown] == [
+    assert [(one.type, one.own, one.pulled is not None) for one in shown] == [
         ("hermes", True, False), ("mime", False, True),
     ]  # fmt: skip
 

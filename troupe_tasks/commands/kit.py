@@ -115,7 +115,7 @@ def listing(context: Context, json: bool = False, debug: bool = False) -> None:
 
 
 def _row(one: Version) -> tuple[str, ...]:
-    where = "latest" if one.latest else "checkout" if one.in_checkout else ""
+    where = "latest" if one.latest else "troupe's own" if one.own else ""
     return (one.type, one.version, where, "yes" if one.pulled else "-", one.in_registry or one.pulled or "-")
 
 
@@ -154,7 +154,7 @@ def _parts(found: Inspected) -> list[tuple[str, list[str]]]:
         for one in found.settings
     ]
     return [
-        (f"{found.type} {found.version}", [found.summary, found.digest or "of this checkout", sizes]),
+        (f"{found.type} {found.version}", [found.summary, found.digest or "one of troupe's own", sizes]),
         ("services", services),
         ("settings", settings),
         (

@@ -87,7 +87,7 @@ def keep(paths: Paths, new: Pulled, layer: bytes) -> Kit:
         if place.is_dir() and pins.content(place) != pins.content(beside):
             raise Refused(
                 f"the kit {name.type} {name.version} is here already, with other files",
-                cause=f"it was first used from this checkout, not from {new.registry}",
+                cause=f"it was first used from troupe's own kits, not from {new.registry}",
                 hint="A version never moves: ask who publishes it for a new version. If no agent here uses the old "
                 f"one, remove {place}.",
             )  # fmt: skip

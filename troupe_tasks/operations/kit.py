@@ -124,7 +124,7 @@ class Version(BaseModel):
     latest: bool
     in_registry: str | None
     pulled: str | None
-    in_checkout: bool
+    own: bool
 
     @property
     def moved(self) -> bool:
@@ -148,7 +148,7 @@ def kits(house: House, *, login: Login) -> Kits:
     place = config.read(house.paths).get("registry")
     if not place:
         brought = {(kit.name, kit.version) for kit in map(local.find, local.types())}
-        rows = [_version(*key, None, here.get(key), checkout=key in brought) for key in {*here, *brought}]
+        rows = [_version(*key, None, here.get(key), own=key in brought) for key in {*here, *brought}]
         return Kits(registry=None, complete=True, versions=_sorted(rows))
     registry = opened(house, login)
     told = registry.types()
@@ -182,10 +182,10 @@ def _version(
     here: str | None,
     *,
     latest: bool = False,
-    checkout: bool = False,
+    own: bool = False,
 ) -> Version:
     return Version(
-        type=kind, version=version, latest=latest, in_registry=there, pulled=here, in_checkout=checkout
+        type=kind, version=version, latest=latest, in_registry=there, pulled=here, own=own
     )  # fmt: skip
 
 

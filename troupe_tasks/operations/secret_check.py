@@ -69,6 +69,8 @@ def check(house: House, agent_id: str) -> list[Proof]:
     kept = {found.service: found for found in Keystore(house.paths, agent_id).check()}
     allowed = policy.load(house.paths, agent_id)
     outcomes = _outcomes(house, agent_id)
+    info = house.driver(record.driver).list().find(record.sandbox)
+    runs = info is not None and info.state is State.RUNNING
     proofs: list[Proof] = []
     for name in (*record.services, *sorted(set(kept) - set(record.services))):
         found = kept.get(name)
@@ -80,7 +82,10 @@ def check(house: House, agent_id: str) -> list[Proof]:
         if service is None or name not in record.services:
             proofs.append(Proof(service=name, what="wired", ok=False, detail="the agent has no such service"))
             continue
-        proofs += [_known_to_broker(service, allowed, record), _inside(house, record, service, allowed)]
+        proofs += [
+            _known_to_broker(service, allowed, record),
+            _inside(house, record, service, allowed, runs=runs),
+        ]
         proofs.append(_said(name, outcomes))
     return proofs
 
@@ -100,17 +105,17 @@ def _known_to_broker(service: Service, allowed: EgressPolicy, record: Record) ->
     return Proof(service=service.name, what="wired", ok=good, detail=detail)
 
 
-def _inside(house: House, record: Record, service: Service, allowed: EgressPolicy) -> Proof:
+def _inside(house: House, record: Record, service: Service, allowed: EgressPolicy, *, runs: bool) -> Proof:
     """Tell whether the agent holds its stand-in; the question goes in on stdin, so that no process list shows it."""
-    driver = house.driver(record.driver)
-    info = driver.list().find(record.sandbox)
-    if info is None or info.state is not State.RUNNING:
+    if not runs:
         return Proof(
             service=service.name, what="stand-in", ok=True, detail="not looked at: the agent is stopped"
         )
     stand_in = next((rule.stand_in for rule in allowed.services if rule.service == service.name), "")
     line = f"{service.variable}={stand_in}\n".encode()
-    ran = driver.run(record.sandbox, ["grep", "-qxFf", "-", ENV_FILE], stdin=line, cwd="/", deadline_s=30)
+    ran = house.driver(record.driver).run(
+        record.sandbox, ["grep", "-qxFf", "-", ENV_FILE], stdin=line, cwd="/", deadline_s=30
+    )
     detail = (
         f"{service.variable} in the agent's .env"
         if ran.status == 0

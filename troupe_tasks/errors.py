@@ -187,7 +187,9 @@ class SandboxGone(SandboxFailed):
 class DaemonFailed(SandboxFailed):
     """The daemon that runs the sandboxes does not answer, or its answer can't be relied on."""
 
-    hint = "`sbx daemon restart` mends most of this; it stops every sandbox. `sbx diagnose` tells more."
+    hint = (
+        "`troupe doctor` shows how it stands, `sbx diagnose` tells more. A restart of it stops every sandbox."
+    )
 
 
 class SelfTestFailed(SandboxFailed):

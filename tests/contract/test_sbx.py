@@ -22,6 +22,7 @@ from troupe_tasks.errors import (
     SandboxTimeout,
     TroupeError,
 )  # fmt: skip
+from troupe_tasks.host import kvm, kvm_probe
 from troupe_tasks.sandbox.protocol import Isolation, State
 from troupe_tasks.sandbox.sbx import calls, driver, host, making, saved, template, way_out
 
@@ -188,11 +189,11 @@ def test_old_and_mixed_releases_are_not_ready(dock: Docker, found: dict[str, obj
 def test_it_is_ready_with_kvm_the_right_release_and_a_sign_in(
     dock: Docker, monkeypatch: pytest.MonkeyPatch, own_home: Path
 ) -> None:
-    usable = [False]
-    monkeypatch.setattr(driver, "kvm_is_usable", lambda: usable[0])
-    with pytest.raises(NotReady, match="needs KVM"):
+    device = own_home / "kvm"
+    monkeypatch.setattr(kvm_probe, "DEVICE", str(device))
+    with pytest.raises(NotReady, match="you can't use"):
         dock.driver.isolation()
-    usable[0] = True
+    device.touch()
     with pytest.raises(NotReady, match="not signed in"):
         dock.driver.isolation()
     account = own_home / ".config/com.docker.sandboxes" / base64.b64encode(b"docker/auth/hub/jo").decode()
@@ -202,7 +203,19 @@ def test_it_is_ready_with_kvm_the_right_release_and_a_sign_in(
     with pytest.raises(NotReady, match="not signed in"):
         dock.driver.isolation()
     (account / "metadata.json").write_text('{"user": "jo"}')
+    monkeypatch.setattr(kvm, "check", lambda: kvm.Kvm(kvm.KvmState.BROKEN, "no guest runs"))
+    with pytest.raises(NotReady, match="it runs no guest here"):
+        dock.driver.isolation()
+    monkeypatch.setattr(kvm, "check", lambda: kvm.Kvm(kvm.KvmState.WORKS, "one ran"))
     assert dock.driver.isolation() is Isolation.KVM
+
+
+def test_what_a_disk_holds_is_known_without_asking_inside(dock: Docker) -> None:
+    dock.driver.start(ONE)
+    used = dock.driver.disk_used_mib(ONE)
+    before = len(dock.calls())
+    assert dock.driver.disk_used_mib(ONE, may_ask=False) == used
+    assert len(dock.calls()) == before
 
 
 def test_a_clock_that_is_hours_off_is_set_by_another_start_or_told(dock: Docker) -> None:

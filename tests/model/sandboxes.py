@@ -238,7 +238,7 @@ class Folders:
     def pids(self, sandbox_id: str) -> tuple[int, ...]:
         return ()
 
-    def disk_used_mib(self, sandbox_id: str) -> int:
+    def disk_used_mib(self, sandbox_id: str, *, may_ask: bool = True) -> int:
         self._spec(sandbox_id)
         return 1
 

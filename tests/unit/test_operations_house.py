@@ -11,11 +11,12 @@ import pytest
 from troupe_tasks import config
 from troupe_tasks import record as records
 from troupe_tasks.errors import DaemonFailed, NotReady, UsageError
-from troupe_tasks.operations.house import UNSEEN, House
+from troupe_tasks.operations import inventory, room
+from troupe_tasks.operations.house import House, Unseen
 from troupe_tasks.paths import Paths
 from troupe_tasks.record import KitPin, Record, Sizes
 from troupe_tasks.sandbox import drivers
-from troupe_tasks.sandbox.protocol import Isolation, Listing
+from troupe_tasks.sandbox.protocol import Isolation, LimitReport, Listing
 
 HERE = Listing(complete=True, sandboxes=())
 
@@ -30,6 +31,9 @@ class Driver:
         if not self.ready:
             raise NotReady("not here")
         return Isolation.KVM
+
+    def limits(self) -> tuple[LimitReport, ...]:
+        return ()
 
     def list(self) -> Listing:
         if not self.answers:
@@ -86,7 +90,44 @@ def test_one_that_does_not_say_whether_it_is_ready_is_passed_over(
 
 def test_a_runtime_that_does_not_answer_hides_no_other(made: dict[str, Driver]) -> None:
     made["sbx"].answers = False
-    assert House(Paths.from_env()).listings() == {"sbx": UNSEEN, "capsule": HERE}
+    found = House(Paths.from_env()).listings()
+    assert isinstance(found["sbx"], Unseen)
+    assert str(found["sbx"].error) == "it hangs"
+    assert found["capsule"] == HERE
+
+
+def recorded(house: House, one: str, driver: str) -> Record:
+    found = Record(
+        id=one, name=one, kit=KitPin(type="hermes", version="0.1.0"), driver=driver, isolation="kvm", wanted="up",
+        rehearsal=True, key_tier="none", sizes=Sizes(cpus=1, memory_mib=512, storage_mib=512), created_at="now",
+    )  # fmt: skip
+    records.save(house.paths, found)
+    return found
+
+
+def test_agents_of_another_runtime_that_does_not_answer_are_counted_by_their_records(
+    made: dict[str, Driver],
+) -> None:
+    house = House(Paths.from_env())
+    recorded(house, "docked", "sbx")
+    recorded(house, "caged", "capsule")
+    made["sbx"].answers = False
+    (other,) = room.others(house, "caged")
+    assert (other.id, other.memory_mib, other.up) == ("docked", 512, True)
+    with pytest.raises(DaemonFailed, match="it hangs"):
+        room.others(house, "docked")
+
+
+def test_the_status_of_an_agent_whose_runtime_does_not_answer_says_so(
+    made: dict[str, Driver],
+) -> None:
+    house = House(Paths.from_env())
+    recorded(house, "docked", "sbx")
+    made["sbx"].answers = False
+    found = inventory.full(house, "docked")
+    assert (found.agent.state, found.agent.why) == ("unknown", "it hangs")
+    assert found.budget == ("not known: the runtime of sbx does not answer",)
+    assert found.disk_used_mib is None
 
 
 def test_a_driver_that_is_gone_is_asked_while_an_agent_has_it(
@@ -95,8 +136,5 @@ def test_a_driver_that_is_gone_is_asked_while_an_agent_has_it(
     monkeypatch.setattr(drivers, "present", lambda name: name == "capsule")
     house = House(Paths.from_env())
     assert [driver.name for driver in house.drivers()] == ["capsule"]
-    records.save(house.paths, Record(
-        id="jane", name="Jane", kit=KitPin(type="hermes", version="0.1.0"), driver="sbx", isolation="kvm",
-        rehearsal=True, key_tier="none", sizes=Sizes(cpus=1, memory_mib=512, storage_mib=512), created_at="now",
-    ))  # fmt: skip
+    recorded(house, "jane", "sbx")
     assert [driver.name for driver in house.drivers()] == ["sbx", "capsule"]

@@ -20,6 +20,7 @@ def test_json_is_found_behind_the_daemons_own_words() -> None:
         "a"
     ]
     assert listed(b'{"sandboxes": []}') == []
+    assert listed(b'[info] {starting\n[1]\n{"sandboxes":\n []}\n') == []
 
 
 @pytest.mark.parametrize(

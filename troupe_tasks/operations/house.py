@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from pydantic import ConfigDict
+
 from troupe_tasks import config
 from troupe_tasks import record as records
 from troupe_tasks.egress.control import Broker
@@ -13,12 +15,19 @@ from troupe_tasks.errors import TroupeError
 from troupe_tasks.paths import Paths
 from troupe_tasks.record import Record
 from troupe_tasks.sandbox import drivers
-from troupe_tasks.sandbox.protocol import Listing, Sandboxes
+from troupe_tasks.sandbox.protocol import Listing, Sandboxes, SandboxInfo
 from troupe_tasks.services.choose import keeper
 from troupe_tasks.services.protocol import Services
 
-UNSEEN = Listing(complete=False, sandboxes=())
-"""The listing of a runtime that did not answer."""
+
+class Unseen(Listing):
+    """The listing of a runtime that did not answer, and what it ran into."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    complete: bool = False
+    sandboxes: tuple[SandboxInfo, ...] = ()
+    error: TroupeError
 
 
 @dataclass(frozen=True)
@@ -77,8 +86,8 @@ class House:
         for driver in self.drivers(agents):
             try:
                 found[driver.name] = driver.list()
-            except TroupeError:
-                found[driver.name] = UNSEEN
+            except TroupeError as error:
+                found[driver.name] = Unseen(error=error)
         return found
 
 

@@ -11,7 +11,7 @@ from troupe_tasks import record as records
 from troupe_tasks.errors import Tampered
 from troupe_tasks.journal import ABANDONED, END, Journal
 from troupe_tasks.operations import room, vault, wiring
-from troupe_tasks.operations.house import UNSEEN, House, gateway_name
+from troupe_tasks.operations.house import House, Unseen, gateway_name
 from troupe_tasks.record import Record, SelfTest, Sizes
 from troupe_tasks.sandbox.protocol import LimitReport, Listing, SandboxInfo, State
 from troupe_tasks.services.protocol import Phase, ServiceState
@@ -72,7 +72,7 @@ def agents(house: House) -> list[Agent]:
     services = house.services.states()
     known = {record.id for record in recorded}
     return [
-        *(_agent(house, one, listings.get(one.driver, UNSEEN), services, thorough=False) for one in recorded),
+        *(_agent(house, one, listings[one.driver], services, thorough=False) for one in recorded),
         *(
             _stranger(driver, info)
             for driver, listing in listings.items()
@@ -85,20 +85,29 @@ def agents(house: House) -> list[Agent]:
 def full(house: House, agent_id: str) -> Full:
     """Return everything that is known of one agent."""
     record = records.load(house.paths, agent_id)
-    driver = house.driver(record.driver)
+    driver, listings = house.driver(record.driver), house.listings()
     services = house.services.states()
-    agent = _agent(house, record, driver.list(), services, thorough=True)
+    agent = _agent(house, record, listings[record.driver], services, thorough=True)
     gateway = services.get(gateway_name(agent_id))
     there = agent.state not in ("missing", "unknown")
     used = driver.disk_used_mib(record.sandbox) if there else None
-    lines = room.verdict(house, agent_id, record.sizes, grown_mib=used or 0).lines
     backups = vault.listed(house, agent_id)
     return Full(
         agent=agent, record=record, gateway=_gateway(gateway), gateway_pid=gateway.pid if gateway else None,
-        budget=tuple(line.show() for line in lines), limits=driver.limits(), disk_used_mib=used,
+        budget=_budget(house, record, used, listings), limits=driver.limits(), disk_used_mib=used,
         self_test=records.last_self_test(house.paths, agent_id), egress=wiring.reachable(house, agent_id).rules,
         backups=len(backups), last_proved_restore=max((one.proved for one in backups if one.proved), default=None),
     )  # fmt: skip
+
+
+def _budget(
+    house: House, record: Record, used_mib: int | None, listings: dict[str, Listing]
+) -> tuple[str, ...]:
+    """Return the budget's lines; nothing is known where the agent's own runtime does not answer."""
+    if isinstance(listings[record.driver], Unseen):
+        return (f"not known: the runtime of {record.driver} does not answer",)
+    found = room.verdict(house, record.id, record.sizes, grown_mib=used_mib or 0, listings=listings)
+    return tuple(line.show() for line in found.lines)
 
 
 def _gateway(gateway: ServiceState | None) -> str:
@@ -145,6 +154,8 @@ def _agent(
 def _standing(
     record: Record, info: SandboxInfo | None, listing: Listing, gateway: ServiceState | None
 ) -> tuple[Standing, str]:
+    if isinstance(listing, Unseen):
+        return "unknown", str(listing.error)
     if info is None:
         return (
             ("missing", "recorded, but not listed")

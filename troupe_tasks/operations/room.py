@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from troupe_tasks import budget, sizes
@@ -9,9 +10,9 @@ from troupe_tasks import record as records
 from troupe_tasks.host.cpu import usable_threads
 from troupe_tasks.host.disks import free_mib
 from troupe_tasks.host.memory import total_mib
-from troupe_tasks.operations.house import House
+from troupe_tasks.operations.house import House, Unseen
 from troupe_tasks.record import Record, Sizes, agent_of
-from troupe_tasks.sandbox.protocol import Sandboxes, SandboxInfo, State
+from troupe_tasks.sandbox.protocol import Listing, Sandboxes, SandboxInfo, State
 
 
 def host(house: House) -> budget.Host:
@@ -28,14 +29,24 @@ def _existing(house: House) -> Path:
     return place
 
 
-def others(house: House, agent_id: str) -> list[budget.Running]:
-    """Return every sandbox but one agent's own, and what other operations have reserved without one yet."""
+def others(
+    house: House, agent_id: str, listings: Mapping[str, Listing] | None = None
+) -> list[budget.Running]:
+    """Return every sandbox but one agent's own, and what other operations have reserved without one yet.
+
+    Of another driver that does not answer its agents are counted by their records; of the agent's own, what it ran
+    into is raised. listings are the house's, where they were asked for already.
+    """
+    listings = house.listings() if listings is None else listings
+    own = listings.get(_driver(house, agent_id))
+    if isinstance(own, Unseen):
+        raise own.error
     recorded = {record.id: record for record in house.records() if record.id != agent_id}
     moving = {record.id for record in recorded.values() if record.moving_to is not None}
     settled = [
-        (driver, info)
-        for driver in house.drivers()
-        for info in driver.list().sandboxes
+        (house.driver(name), info)
+        for name, listing in listings.items()
+        for info in listing.sandboxes
         if info.id is None or agent_of(info.id) not in {agent_id, *moving}
     ]
     running = [_running(driver, info, recorded.get(agent_of(info.id or ""))) for driver, info in settled]
@@ -47,7 +58,7 @@ def _running(driver: Sandboxes, info: SandboxInfo, record: Record | None) -> bud
     wanted = record is not None and record.wanted == "up" and record.sandbox == info.id
     growth = None
     if info.id is not None and info.sizes is not None:
-        growth = max(0, info.sizes.storage_mib - driver.disk_used_mib(info.id))
+        growth = max(0, info.sizes.storage_mib - driver.disk_used_mib(info.id, may_ask=False))
     return budget.Running(
         id=info.id, name=record.name if record else info.name, driver=driver.name,
         up=wanted or info.state is State.RUNNING, cpus=info.sizes.cpus if info.sizes else None,
@@ -82,13 +93,20 @@ def settled(house: House, agent_id: str, wanted: sizes.Wanted) -> Sizes:
     return Sizes(cpus=found.cpus, memory_mib=found.memory_mib, storage_mib=found.storage_mib)
 
 
-def verdict(house: House, agent_id: str, wanted: Sizes, *, grown_mib: int = 0) -> budget.Verdict:
+def verdict(
+    house: House,
+    agent_id: str,
+    wanted: Sizes,
+    *,
+    grown_mib: int = 0,
+    listings: Mapping[str, Listing] | None = None,
+) -> budget.Verdict:
     """Return whether an agent of these sizes fits; grown_mib is what its disk holds already."""
     need = budget.Need(
         driver=_driver(house, agent_id), cpus=wanted.cpus, memory_mib=wanted.memory_mib,
         disk_growth_mib=max(0, wanted.storage_mib - grown_mib),
     )  # fmt: skip
-    return budget.check(host(house), need, others=others(house, agent_id))
+    return budget.check(host(house), need, others=others(house, agent_id, listings))
 
 
 def verdict_beside(house: House, agent_id: str, wanted: Sizes) -> budget.Verdict:

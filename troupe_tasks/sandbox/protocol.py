@@ -205,6 +205,6 @@ class Sandboxes(Protocol):
         """Return the host's process IDs of a running sandbox."""
         ...
 
-    def disk_used_mib(self, sandbox_id: str) -> int:
-        """Return what a sandbox's disk takes on the host."""
+    def disk_used_mib(self, sandbox_id: str, *, may_ask: bool = True) -> int:
+        """Return what a sandbox's disk takes on the host; without may_ask nobody inside is asked."""
         ...

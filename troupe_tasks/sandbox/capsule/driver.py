@@ -233,7 +233,7 @@ class Capsule:
         saved, engine = self._open(sandbox_id)
         return tuple(sorted({*engine.pids(saved), *cgroups.pids(self._groups(sandbox_id))}))
 
-    def disk_used_mib(self, sandbox_id: str) -> int:
+    def disk_used_mib(self, sandbox_id: str, *, may_ask: bool = True) -> int:  # noqa: ARG002 - nobody is asked
         """Return what a sandbox's disk takes on the host."""
         return keeping.used_mib(self._paths, keeping.load(self._paths, sandbox_id))
 

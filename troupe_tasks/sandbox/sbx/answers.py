@@ -5,11 +5,14 @@ Shapes as captured from releases 0.35 to 0.45; docs/drivers.md says what each is
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from troupe_tasks.errors import DaemonFailed
+from troupe_tasks.sandbox.sbx import restart
 from troupe_tasks.strict import complaint
 from troupe_tasks.text import line
 
@@ -78,13 +81,27 @@ def decode(model: type[Answer], said: bytes, *, command: str) -> Answer:
 
     No JSON is a failure, never an empty answer. Raises DaemonFailed.
     """
-    lines = said.splitlines(keepends=True)
-    starts = [at for at, text in enumerate(lines) if text.lstrip()[:1] in (b"{", b"[")]
-    if not starts:
+    found = _json(said)
+    if found is None:
         raise DaemonFailed(
-            f"`{command}` gave no answer that reads", cause=line(said, 200) or "it said nothing"
-        )
+            f"`{command}` gave no answer that reads", cause=line(said, 200) or "it said nothing", hint=restart.MENDS
+        )  # fmt: skip
     try:
-        return model.model_validate_json(b"".join(lines[starts[0] :]))
+        return model.model_validate_json(found)
     except ValidationError as error:
-        raise DaemonFailed(f"`{command}` gave an answer of another form", cause=complaint(error)) from None
+        raise DaemonFailed(
+            f"`{command}` gave an answer of another form", cause=complaint(error), hint=restart.MENDS
+        ) from None
+
+
+def _json(said: bytes) -> bytes | None:
+    """Return all from the first line on that begins a JSON: a log's line may open a bracket too."""
+    lines = said.splitlines(keepends=True)
+    for at, text in enumerate(lines):
+        if text.lstrip()[:1] not in (b"{", b"["):
+            continue
+        rest = b"".join(lines[at:])
+        with suppress(ValueError):
+            from_json(rest)
+            return rest
+    return None

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from troupe_tasks import process
 from troupe_tasks.errors import DaemonFailed, NotReady, ToolTimeout
-from troupe_tasks.sandbox.sbx import answers, trouble
+from troupe_tasks.sandbox.sbx import answers, restart, trouble
 from troupe_tasks.secret import Secret
 
 ASK_S = 20.0
@@ -73,7 +73,7 @@ def call(
         )  # fmt: skip
     except ToolTimeout:
         raise DaemonFailed(
-            f"{_named(words)} did not answer within {deadline_s:g} s; it was stopped"
+            f"{_named(words)} did not answer within {deadline_s:g} s; it was stopped", hint=restart.MENDS
         ) from None
 
 
@@ -95,7 +95,7 @@ def ask(model: type[Answer], words: Sequence[str], *, deadline_s: float | None =
     """Return a command's JSON. A listing that was cut short is no listing."""
     done = do(words, deadline_s=deadline_s)
     if done.truncated:
-        raise DaemonFailed(f"{_named(words)} gave more than troupe reads")
+        raise DaemonFailed(f"{_named(words)} gave more than troupe reads", hint=restart.MENDS)
     return answers.decode(model, done.stdout, command=f"sbx {words[0]}")
 
 
@@ -128,5 +128,5 @@ def check(*, run: Callable[[Sequence[str]], process.Done] | None = None) -> None
     if found.server.version and found.server.version.lstrip("v") != found.client.version.lstrip("v"):
         raise NotReady(
             f"sbx is {found.client.version}, but its daemon is {found.server.version}",
-            cause="it was upgraded while the daemon ran", hint="`sbx daemon restart`; it stops every sandbox.",
+            cause="it was upgraded while the daemon ran", hint=f"{restart.COMMAND}; it stops every sandbox.",
         )  # fmt: skip

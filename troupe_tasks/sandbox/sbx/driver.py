@@ -8,6 +8,7 @@ what is recorded but not listed is MISSING, never gone; and a command proves tha
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import BinaryIO, NoReturn
 
 from troupe_tasks import durable, process
 from troupe_tasks.errors import NotReady, SandboxFailed, SandboxGone, TroupeError
+from troupe_tasks.host import kvm, kvm_probe
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox import holding
 from troupe_tasks.sandbox import stream as streaming
@@ -31,7 +33,17 @@ from troupe_tasks.sandbox.protocol import (
     State,
     Streamed,
 )  # fmt: skip
-from troupe_tasks.sandbox.sbx import answers, calls, environment, inside, making, signin, trouble, way_out
+from troupe_tasks.sandbox.sbx import (
+    answers,
+    calls,
+    environment,
+    inside,
+    making,
+    restart,
+    signin,
+    trouble,
+    way_out,
+)
 from troupe_tasks.sandbox.sbx import saved as keeping
 from troupe_tasks.sandbox.sbx.saved import Saved
 from troupe_tasks.sandbox.sbx.signin import Standing
@@ -42,7 +54,6 @@ _STOP_S = 60.0  # sbx takes up to 6 s by itself
 _REAP_S = 20.0
 _SKEW_S = 120.0
 _STATES = {"running": State.RUNNING, "stopped": State.STOPPED}
-_RESTART = "`sbx daemon restart` may bring it back; it stops every sandbox. Nothing was removed or made anew."
 _USED = "import os; s = os.statvfs('/state'); print((s.f_blocks - s.f_bfree) * s.f_frsize >> 20)"
 
 
@@ -55,13 +66,21 @@ class Sbx:
         self._paths = paths
 
     def isolation(self) -> Isolation:
-        """Return KVM: a sandbox of Docker's is a virtual machine. NotReady where none would be made."""
-        if not kvm_is_usable():
-            raise NotReady("sbx needs KVM, and you can't use /dev/kvm")
+        """Return KVM: a sandbox of Docker's is a virtual machine. NotReady where none would be made.
+
+        A guest is run last, since it takes seconds where KVM is there and broken.
+        """
+        if not os.access(kvm_probe.DEVICE, os.R_OK | os.W_OK):
+            raise NotReady(f"sbx needs KVM, and you can't use {kvm_probe.DEVICE}")
         calls.check()
         found = signin.read()
         if found.standing in {Standing.OUT, Standing.DAMAGED}:
             raise NotReady("sbx is not signed in to Docker", cause=found.why, hint="`sbx login`")
+        machine = kvm.check() if platform.machine() == "x86_64" else None  # the probe is for that alone
+        if machine is not None and machine.state is not kvm.KvmState.WORKS:
+            raise NotReady(
+                "sbx needs KVM, and it runs no guest here", cause=machine.detail, hint="`troupe doctor`"
+            )
         return Isolation.KVM
 
     def limits(self) -> tuple[LimitReport, ...]:
@@ -119,7 +138,7 @@ class Sbx:
             if off_s := self._furnish(saved):
                 raise SandboxFailed(
                     f"the clock of {sandbox_id} is {off_s:.0f} s off", cause="with it no TLS and no token works",
-                    hint="`sbx daemon restart`, then start the agent again.",
+                    hint=f"{restart.COMMAND}, then start the agent again.",
                 )  # fmt: skip
         way_out.start(self._paths, saved)
 
@@ -224,10 +243,10 @@ class Sbx:
         found = way_out.pid(self._paths, sandbox_id)
         return () if found is None else (found,)
 
-    def disk_used_mib(self, sandbox_id: str) -> int:
+    def disk_used_mib(self, sandbox_id: str, *, may_ask: bool = True) -> int:
         """Return what the disk holds, asked inside; of one that does not run, what it held when last asked."""
         saved = keeping.load(self._paths, sandbox_id)
-        if way_out.pid(self._paths, sandbox_id) is None:
+        if not may_ask or way_out.pid(self._paths, sandbox_id) is None:
             return saved.used_mib
         done = self.run(
             sandbox_id, [*inside.PYTHON, "-c", _USED], cwd="/", deadline_s=calls.ASK_S, cap_bytes=100
@@ -252,7 +271,7 @@ class Sbx:
         if one is None:
             raise SandboxGone(
                 f"the sandbox {saved.spec.id} is on record, but sbx does not list it",
-                cause=f"its name is {saved.name}", hint=_RESTART,
+                cause=f"its name is {saved.name}", hint=f"{restart.BRINGS_BACK} Nothing was removed or made anew.",
             )  # fmt: skip
         if saved.identity is None:
             raise SandboxGone(
@@ -326,11 +345,6 @@ class Sbx:
                 hint=f"`troupe start {saved.spec.id}` starts it.",
             )  # fmt: skip
         return trouble.told(said, doing=f"a command in {saved.spec.id}")
-
-
-def kvm_is_usable() -> bool:
-    """Tell whether this user may use the machine's KVM; whether it works is the doctor's to find out."""
-    return os.access("/dev/kvm", os.R_OK | os.W_OK)
 
 
 def _info(saved: Saved, one: answers.Listed | None) -> SandboxInfo:

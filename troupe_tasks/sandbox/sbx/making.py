@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from troupe_tasks import config
 from troupe_tasks.errors import AlreadyExists, DaemonFailed, SandboxFailed, SandboxGone
 from troupe_tasks.paths import Paths
-from troupe_tasks.sandbox.sbx import answers, calls, environment, host, template, way_out
+from troupe_tasks.sandbox.sbx import answers, calls, environment, host, restart, template, way_out
 from troupe_tasks.sandbox.sbx import saved as keeping
 from troupe_tasks.sandbox.sbx.saved import Saved
 
@@ -18,7 +18,6 @@ _OUTSIDE = "example.com"
 _AGAIN_S = 0.2
 _TRIES = 4
 _LATER_S = 2.0
-_RESTART = "`sbx daemon restart` may bring it back; it stops every sandbox."
 
 
 class _Mount(BaseModel):
@@ -70,7 +69,7 @@ def make(paths: Paths, saved: Saved) -> str:
     try:
         one = listed(saved.name)
         if one is None:
-            raise DaemonFailed(f"sbx made {saved.name}, but does not list it", hint=_RESTART)
+            raise DaemonFailed(f"sbx made {saved.name}, but does not list it", hint=restart.BRINGS_BACK)
         prove_walls(saved.name)
     except BaseException:
         # Neither without its walls nor half: what is not proved is not kept.
@@ -89,7 +88,9 @@ def _create(file: Path, saved: Saved) -> None:
         except AlreadyExists as error:
             if attempt == _TRIES - 1:
                 raise DaemonFailed(
-                    f"sbx has a sandbox {saved.name}, but does not list it", cause=error.cause, hint=_RESTART
+                    f"sbx has a sandbox {saved.name}, but does not list it",
+                    cause=error.cause,
+                    hint=restart.BRINGS_BACK,
                 ) from None
             time.sleep(_LATER_S)
             if listed(saved.name) is not None:
@@ -132,7 +133,7 @@ def remove(paths: Paths, saved: Saved) -> None:
     if one is None and saved.identity is not None and not saved.removing:
         raise SandboxGone(
             f"the sandbox {sandbox_id} is on record, but sbx does not list it", cause=f"its name is {saved.name}",
-            hint=f"{_RESTART} If it was removed by hand, remove {keeping.place(paths, sandbox_id)} too.",
+            hint=f"{restart.BRINGS_BACK} If it was removed by hand, remove {keeping.place(paths, sandbox_id)} too.",
         )  # fmt: skip
     if one is not None and saved.identity is not None and one.id != saved.identity:
         raise SandboxGone(
@@ -158,7 +159,7 @@ def _surely_absent(name: str) -> None:
         if listed(name) is not None:
             raise DaemonFailed(
                 f"sbx removed {name}, and still lists it",
-                hint="Run the same command again; if it stays so, `sbx daemon restart`.",
+                hint=f"Run the same command again; if it stays so, {restart.COMMAND}.",
             )
     if calls.ask(answers.Status, ["daemon", "status", "--json"]).status != "running":
         raise DaemonFailed("the sandbox daemon does not run, so its listing says nothing")

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from troupe_tasks.errors import AlreadyExists, DaemonFailed, NotReady, SandboxFailed, SandboxGone, TroupeError
+from troupe_tasks.sandbox.sbx import restart
 from troupe_tasks.text import line
-
-_RESTART = "`sbx daemon restart` mends most of this; it stops every sandbox. `sbx diagnose` tells more."
 
 
 @dataclass(frozen=True)
@@ -50,17 +49,17 @@ _TROUBLES = (
         "Install the newest sbx again. `sbx reset` would remove every sandbox: troupe never runs it.",
     ),
     _Known((("failed to create network", "already exists"),), DaemonFailed,
-           "sbx still has a part of a sandbox of this name", _RESTART),
+           "sbx still has a part of a sandbox of this name", restart.MENDS),
     _Known((("409 conflict",), ("sandbox", "already exists")), AlreadyExists,
-           "sbx has a sandbox of this name already", _RESTART),
+           "sbx has a sandbox of this name already", restart.MENDS),
     _Known((("no sandbox named",), ("sandbox", "not found")), SandboxGone, "sbx knows no such sandbox",
-           f"Nothing was removed or made anew. {_RESTART}"),
+           f"Nothing was removed or made anew. {restart.MENDS}"),
     _Known(
         (
             ("daemon failed to start",), ("no sandbox executor",), ("backend unavailable",),
             ("failed to start runtime",), ("stale file handle",), ("cannot connect to the daemon",),
         ),
-        DaemonFailed, "the sandbox daemon does not work", _RESTART,
+        DaemonFailed, "the sandbox daemon does not work", restart.MENDS,
     ),
     _Known((("no space left",),), DaemonFailed, "sbx says that no room is left",
            "`df -h` shows whether that is so; sbx says it of a broken disk image as well."),

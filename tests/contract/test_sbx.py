@@ -339,6 +339,9 @@ def test_an_image_is_loaded_once_with_the_agents_folders_as_its_own(dock: Docker
     assert (root / "usr/bin").stat().st_uid == 0
     assert (root / "state").stat().st_uid == (root / "workspace").stat().st_uid == 1000
     assert not (dock.paths.run / "template").exists()
+    dock.driver.forget_image(image)
+    assert tag not in standin.Place(dock.standin).get("templates", {})
+    dock.driver.forget_image(image)
 
 
 def test_the_files_of_a_sandbox_say_how_it_was_made(dock: Docker) -> None:

@@ -235,6 +235,9 @@ class Folders:
     def sizes(self, sandbox_id: str) -> Sizes:
         return self._spec(sandbox_id).sizes
 
+    def forget_image(self, image: Path) -> None:
+        return
+
     def pids(self, sandbox_id: str) -> tuple[int, ...]:
         return ()
 

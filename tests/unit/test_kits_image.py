@@ -98,7 +98,9 @@ def test_an_image_goes_only_when_no_kit_in_use_has_the_same(
     assert not image.remove_unused(kit, paths, used_by=[twin])
     assert built.path.is_dir()
     other = kit.model_copy(update={"image": kit.image.model_copy(update={"packages": ("git",)})})
-    assert image.remove_unused(kit, paths, used_by=[other])
+    told: list[Path] = []
+    assert image.remove_unused(kit, paths, used_by=[other], letting_go=told.append)
+    assert told == [built.path]
     assert not built.path.exists()
     assert list(paths.images.iterdir()) == []
     assert not image.remove_unused(kit, paths, used_by=[])

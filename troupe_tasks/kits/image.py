@@ -91,8 +91,17 @@ def ensure_image(kit: Kit, paths: Paths, progress: Progress, *, source: apt.Mirr
     return found
 
 
-def remove_unused(kit: Kit, paths: Paths, *, used_by: Iterable[Kit]) -> bool:
-    """Remove a kit version's image unless one of the kits in use has the same, and tell whether it was removed."""
+def remove_unused(
+    kit: Kit,
+    paths: Paths,
+    *,
+    used_by: Iterable[Kit],
+    letting_go: Callable[[Path], None] = lambda _root: None,
+) -> bool:
+    """Remove a kit version's image unless one of the kits in use has the same, and tell whether it was removed.
+
+    letting_go is told the image's root before that, so that whoever made something of it can remove that too.
+    """
     digest = inputs_digest(kit)
     with locks.named(paths, f"image-{kit.name}", wait_s=_DEBIAN_DEADLINE_S + _PIP_DEADLINE_S):
         if any(used.name == kit.name and inputs_digest(used) == digest for used in used_by):
@@ -100,6 +109,7 @@ def remove_unused(kit: Kit, paths: Paths, *, used_by: Iterable[Kit]) -> bool:
         home = _home(kit, paths, digest)
         if not home.is_dir():
             return False
+        letting_go(home / "rootfs")
         dying = paths.images / f".removing-{kit.name}"
         durable.remove_tree(dying)
         durable.rename(home, dying)  # a half image is never seen

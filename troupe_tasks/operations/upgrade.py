@@ -17,12 +17,12 @@ from troupe_tasks import record as records
 from troupe_tasks.errors import KeyMissing, Refused, UsageError
 from troupe_tasks.journal import Decided, Journal, Step
 from troupe_tasks.keystore.store import Keystore
-from troupe_tasks.kits import image, local, oci, pins
+from troupe_tasks.kits import local, oci, pins
 from troupe_tasks.kits.model import Kit
 from troupe_tasks.kits.services import Service
 from troupe_tasks.kits.settings import settle as settle_settings
+from troupe_tasks.operations import images, move, moving, seeding, wiring
 from troupe_tasks.operations import kit as kits
-from troupe_tasks.operations import move, moving, seeding, wiring
 from troupe_tasks.operations.house import House
 from troupe_tasks.operations.kit import Found
 from troupe_tasks.operations.moving import Done
@@ -97,8 +97,8 @@ def leave(job: Job, done: Done) -> Decided:
     decided = move.leave(job, done)
     if not moving.passed(done):  # the next try needs the new version's image
         return decided
-    in_use = [pins.pinned(job.house.paths, one.kit.type, one.kit.version) for one in job.house.records()]
-    return {**decided, "image_removed": image.remove_unused(job.old_kit, job.house.paths, used_by=in_use)}
+    removed = images.remove_unused(job.house, job.old_kit, told=job.told)
+    return {**decided, "image_removed": removed}
 
 
 STEPS: tuple[Step[Job], ...] = (

@@ -201,6 +201,10 @@ class Sandboxes(Protocol):
         """Return a sandbox's sizes."""
         ...
 
+    def forget_image(self, image: Path) -> None:
+        """Remove what the driver made of an image that no sandbox has any more; nothing made of it is fine."""
+        ...
+
     def pids(self, sandbox_id: str) -> tuple[int, ...]:
         """Return the host's process IDs of a running sandbox."""
         ...

@@ -167,6 +167,9 @@ def rm(place: Place, asked: words.Asked) -> None:
             continue
         place.below().remove(one["below"])
         (place.folder / "sandboxes" / f"{name}.json").unlink(missing_ok=True)
+        held = place.get("policy", {})
+        rules = [rule for rule in held.get("rules", []) if rule["sandbox"] != name]
+        place.put("policy", {**held, "rules": rules})
 
 
 def run(place: Place, asked: words.Asked) -> None:
@@ -312,6 +315,13 @@ def template(place: Place, asked: words.Asked) -> None:
         place.show(
             {"images": [{"id": tag, "repository": name, "tag": tag, "size": 1} for name, _, tag in rows]}
         )
+        return
+    if asked.command == "template rm":
+        if not {"-f", "--force"} & set(asked.flags):
+            fail("stdin is not a terminal; use --force to skip confirmation")
+        if unknown := set(asked.words) - set(known):
+            fail(f"no template {sorted(unknown)}")
+        place.put("templates", {tag: root for tag, root in known.items() if tag not in asked.words})
         return
     with tarfile.open(asked.words[0]) as archive:
         manifest = json.load(archive.extractfile("manifest.json"))[0]  # type: ignore[arg-type]

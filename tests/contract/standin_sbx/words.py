@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[set[str], set[str], int, int]] = {
     "policy ls": ({"--source", "--decision", "--type"}, {"--wide", "--json", "--include-inactive"}, 0, 1),
     "template ls": (set(), {"--json", "-q"}, 0, 0),
     "template load": (set(), set(), 1, 1),
+    "template rm": (set(), {"-f", "--force"}, 1, 99),
     "settings get": (set(), {"--json"}, 1, 1),
     "settings set": (set(), set(), 2, 2),
     "secret set": (

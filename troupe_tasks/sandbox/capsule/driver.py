@@ -228,6 +228,9 @@ class Capsule:
         """Return a sandbox's sizes."""
         return keeping.load(self._paths, sandbox_id).spec.sizes
 
+    def forget_image(self, image: Path) -> None:
+        """Do nothing: a capsule runs on the image itself."""
+
     def pids(self, sandbox_id: str) -> tuple[int, ...]:
         """Return the host's processes of a sandbox."""
         saved, engine = self._open(sandbox_id)

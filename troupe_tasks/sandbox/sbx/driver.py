@@ -13,6 +13,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from troupe_tasks import durable, process
@@ -41,6 +42,7 @@ from troupe_tasks.sandbox.sbx import (
     making,
     restart,
     signin,
+    template,
     trouble,
     way_out,
 )
@@ -237,6 +239,10 @@ class Sbx:
     def sizes(self, sandbox_id: str) -> Sizes:
         """Return a sandbox's sizes, which sbx itself does not tell."""
         return keeping.load(self._paths, sandbox_id).spec.sizes
+
+    def forget_image(self, image: Path) -> None:
+        """Remove the template that was made of an image."""
+        template.forget(image)
 
     def pids(self, sandbox_id: str) -> tuple[int, ...]:
         """Return the process of the way out: sbx tells nothing of the virtual machine's."""

@@ -53,6 +53,13 @@ def ensure(paths: Paths, image: Path) -> str:
     return name
 
 
+def forget(image: Path) -> None:
+    """Remove an image from sbx's templates; not there is fine."""
+    name = tag(image)
+    if _known(name):
+        calls.do(["template", "rm", "--force", name], deadline_s=60)
+
+
 def _known(name: str) -> bool:
     found = calls.ask(answers.Templates, ["template", "ls", "--json"]).images
     return any(f"{one.repository}:{one.tag}" == name for one in found)

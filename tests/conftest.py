@@ -27,6 +27,27 @@ _XDG = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take the driver whose own runtime, the operator's, the tests are put to."""
+    parser.addoption(
+        "--driver", choices=("sbx",), help="prove this driver on the machine's own runtime: docs/real-sbx.md"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave only what can be put to the machine's own runtime, when that is asked for; skip it if that is not ready."""
+    if config.getoption("--driver") is None:
+        return
+    from tests import own_sbx
+
+    others = [item for item in items if item.get_closest_marker("own_sbx") is None]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
+    if why := own_sbx.lacking():
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason=f"this machine's own sbx is not ready: {why}"))
+
+
 @pytest.fixture(autouse=True)
 def own_home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give the test a HOME and XDG folders in its own temporary folder, unless it is marked real_home."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import own_sbx
 from tests.contract.standin_sbx import sbx as standin
 from troupe_tasks.errors import NotReady
 from troupe_tasks.host import apt
@@ -26,6 +27,7 @@ from troupe_tasks.sandbox.sbx import template
 from troupe_tasks.sandbox.sbx.driver import Sbx
 
 SMALL = Sizes(cpus=1, memory_mib=256, storage_mib=64, processes=64, open_files=256)
+ROOMY = Sizes(cpus=2, memory_mib=512, storage_mib=512, processes=64, open_files=256)
 
 
 class House:
@@ -34,7 +36,7 @@ class House:
     `kernel` is whose kernel a sandbox meets.
     """
 
-    small = SMALL
+    small, roomy = SMALL, ROOMY
 
     def __init__(self, driver: Sandboxes, paths: Paths, image: Path) -> None:
         self.driver, self.paths, self.image = driver, paths, image
@@ -145,10 +147,48 @@ def docker(image: Path, runsc: Path | None) -> Iterator[Docker]:
     shutil.rmtree(home)
 
 
-@pytest.fixture(scope="session", params=["gvisor", "namespaces", "sbx"])
+class OwnSbx(House):
+    """The sbx driver, on this machine's own sbx: a sandbox's root disk has the image on it as well."""
+
+    small = SMALL.model_copy(update={"memory_mib": 512, "storage_mib": 4096})
+    roomy = ROOMY.model_copy(update={"storage_mib": 8192})
+
+    def __init__(self, paths: Paths, image: Path) -> None:
+        self.driver, self.paths, self.image = Sbx(paths), paths, image
+        self.opening = "open_driver('sbx', Paths.from_env())"
+        self.kernel = Isolation.KVM
+
+    def spare(self, shared: str, fresh: Callable[[], str]) -> str:
+        """Return the shared one: each test gives back what it took."""
+        return shared
+
+
+@contextmanager
+def own_docker(image: Path) -> Iterator[House]:
+    """Yield a house of the sbx driver whose sbx is the operator's, and leave that as it was."""
+    home = Path(tempfile.mkdtemp(prefix="troupe-own-sbx-"))
+    sbx = own_sbx.wrapped(home / "bin")
+    with pytest.MonkeyPatch.context() as patch, sbx.left_as_it_was():
+        patch.setenv("PATH", f"{sbx.program.parent}:{os.environ['PATH']}")
+        made = OwnSbx(Paths.from_env({"HOME": str(home)}), image)
+        yield made
+        for info in made.driver.list().sandboxes:
+            if info.id is not None:
+                made.driver.remove(info.id)
+    shutil.rmtree(home)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Put a test of a house to every engine, or to the machine's own sbx alone."""
+    if "house" in metafunc.fixturenames:
+        houses = ["own-sbx"] if own_sbx.is_asked(metafunc.config) else ["gvisor", "namespaces", "sbx"]
+        metafunc.parametrize("house", houses, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def house(request: pytest.FixtureRequest, image: Path, runsc: Path | None) -> Iterator[House]:
-    if request.param == "sbx":
-        with docker(image, runsc) as made:
+    if request.param in {"sbx", "own-sbx"}:
+        with docker(image, runsc) if request.param == "sbx" else own_docker(image) as made:
             yield made
         return
     home = Path(tempfile.mkdtemp(prefix="troupe-contract-"))

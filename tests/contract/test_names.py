@@ -9,6 +9,8 @@ import pytest
 from tests.contract.conftest import House
 from troupe_tasks.errors import TroupeError
 
+pytestmark = pytest.mark.own_sbx
+
 
 def test_one_whose_id_begins_anothers_is_not_taken_for_it(house: House, fresh: Callable[[], str]) -> None:
     short = fresh()

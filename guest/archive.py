@@ -13,7 +13,7 @@ import sys
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
 
-from sending import SCRATCH, Out, Scratch, check_database, reported, told
+from sending import SCRATCH, Beating, Out, Scratch, check_database, reported, told
 from tree import (
     BLOCK,
     CHUNK,
@@ -24,10 +24,10 @@ from tree import (
     Survey,
     chunks,
     data_runs,
+    entries,
     extend,
     kernels_runs,
     sign,
-    walk,
 )
 
 WORTH = 65536  # bytes of holes that pay for a member of the sparse kind
@@ -75,10 +75,9 @@ class Archive(Survey):
             super().run(folders)
             self.out.write(bytes(1024))
             self.out.flush()
-            for folder in folders:
-                for path, _name, status in walk(folder, self.changed.add):
-                    if not self.signs.same(path, status):
-                        self.changed.add(path)
+            for path, _name, status in entries(folders, self.changed.add):
+                if not self.signs.same(path, status):
+                    self.changed.add(path)
         finally:
             if scratch is not None:
                 scratch.remove()
@@ -91,7 +90,8 @@ class Archive(Survey):
         """Have a whole copy of a database of Hermes that is in two files now."""
         path = b"/".join((os.path.basename(folder), DATABASES, name))
         try:
-            self.stand_ins[path] = whole_database(scratch.path, os.path.join(folder, DATABASES), name)
+            with Beating():
+                self.stand_ins[path] = whole_database(scratch.path, os.path.join(folder, DATABASES), name)
             self.unneeded |= {path + side for side in (b"-wal", b"-shm", b"-journal")}
         except (OSError, ValueError) as error:  # its files as they are hold the same: nothing is lost
             self.raw.add(path, str(error))
@@ -230,18 +230,17 @@ def whole_database(scratch, home, name):
 
 def measure(folders):
     """Return what the folders hold on their disk, at most: what the entries take, or what is taken of the disk."""
-    total, entries, seen = 0, 0, set()
-    for folder in folders:
-        for _path, _name, status in walk(folder, lambda _path: None):
-            twin = (status.st_dev, status.st_ino)
-            if twin not in seen:
-                total += min(status.st_blocks * 512, -(-status.st_size // BLOCK) * BLOCK)
-            if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
-                seen.add(twin)
-            entries += 1
+    total, count, seen = 0, 0, set()
+    for _path, _name, status in entries(folders, lambda _path: None):
+        twin = (status.st_dev, status.st_ino)
+        if twin not in seen:
+            total += min(status.st_blocks * 512, -(-status.st_size // BLOCK) * BLOCK)
+        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+            seen.add(twin)
+        count += 1
     disks = {os.stat(folder).st_dev: os.statvfs(folder) for folder in folders}
     taken = sum((disk.f_blocks - disk.f_bfree) * disk.f_frsize for disk in disks.values())
-    return {"bytes": min(total, taken), "entries": entries}
+    return {"bytes": min(total, taken), "entries": count}
 
 
 def write_files(folders):

@@ -15,7 +15,7 @@ import zlib
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
 
-from sending import CHUNK, Out, Scratch, check_database, reported, room
+from sending import CHUNK, Beating, Out, Scratch, check_database, reported, room
 
 COMPLETE = b"Backup complete:"
 
@@ -47,13 +47,18 @@ def back_up(folder, words):
     try:
         path = os.path.join(scratch.path, b"hermes.zip")
         command = [word.replace("{file}", os.fsdecode(path)) for word in words]
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-        )
-        if done.returncode != 0 or COMPLETE not in done.stdout:
-            said = " ".join(done.stdout.decode("utf-8", "backslashreplace").split())[-300:]
-            raise ValueError(f"Hermes's own backup is not complete (status {done.returncode}): {said}")
-        prove(path, scratch.path)
+        with Beating():
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+            if done.returncode != 0 or COMPLETE not in done.stdout:
+                said = " ".join(done.stdout.decode("utf-8", "backslashreplace").split())[-300:]
+                raise ValueError(f"Hermes's own backup is not complete (status {done.returncode}): {said}")
+            prove(path, scratch.path)
         out = Out()
         with open(path, "rb", buffering=0) as file:
             buffer = room()

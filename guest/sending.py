@@ -6,6 +6,8 @@ import json
 import mmap
 import os
 import shutil
+import threading
+import time
 
 CHUNK = 1 << 20
 SMALL = 65536
@@ -55,6 +57,34 @@ class Out:
             done = 0
             while done < len(view):
                 done += os.write(1, view[done:])
+
+
+class Beating:
+    """A byte on stderr now and then, while something works that says nothing, so that the host sees no standstill.
+
+    After an hour it falls silent: then the host takes it for one.
+    """
+
+    def __init__(self, every_s=2.0, for_s=3600.0):
+        """Say how often, and for how long."""
+        self.every_s, self.for_s, self.over = every_s, for_s, threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def run(self):
+        """Beat until it is over."""
+        end = time.monotonic() + self.for_s
+        while not self.over.wait(self.every_s) and time.monotonic() < end:
+            os.write(2, b".")
+
+    def __enter__(self):
+        """Begin."""
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_error):
+        """End."""
+        self.over.set()
+        self.thread.join()
 
 
 class Scratch:

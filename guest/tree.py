@@ -85,11 +85,12 @@ class Alive:
             os.write(2, b".")
 
 
-def walk(folder, gone):
+def walk(folder, gone, unseen=None):
     """Yield (path, name, status) of all there is, each while its own folder is the current one, in one fixed order.
 
-    Paths begin with the folder's last part. Names alone are used, so a path may be longer than the system's limit
-    and no link is followed. What vanishes meanwhile goes to gone.
+    What is named unseen, and is right in the folder, is passed over. Paths begin with the folder's last part. Names
+    alone are used, so a path may be longer than the system's limit and no link is followed. What vanishes meanwhile
+    goes to gone.
     """
     parent, top = os.path.split(folder)
     os.chdir(parent)
@@ -102,7 +103,7 @@ def walk(folder, gone):
             if above is not None:
                 _leave(*above)
             continue
-        if name == SCRATCH and len(levels) == 2:
+        if name == unseen and len(levels) == 2:
             continue
         path = prefix + name
         Alive.beat()
@@ -118,6 +119,12 @@ def walk(folder, gone):
                 yield path, name, status
         except (FileNotFoundError, NotADirectoryError):
             gone(path)
+
+
+def entries(folders, gone):
+    """Yield what walk does of several folders, but for our own scratch folder, which is in the first of them."""
+    for folder in folders:
+        yield from walk(folder, gone, SCRATCH if folder == folders[0] else None)
 
 
 def _enter(name):
@@ -256,9 +263,8 @@ class Survey:
 
     def run(self, folders):
         """Look at everything in the folders."""
-        for folder in folders:
-            for path, name, status in walk(folder, self.changed.add):
-                self.entry(path, name, status)
+        for path, name, status in entries(folders, self.changed.add):
+            self.entry(path, name, status)
 
     def told(self):
         """Return what the host is told of it."""

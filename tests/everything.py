@@ -59,6 +59,7 @@ def make(state: bytes, workspace: bytes) -> None:
     fill(b"only-a-hole", 40 << 20)
     fill(b"page-holes", *[piece for _ in range(100) for piece in (b"d" * 4096, 4096)])
     fill(b"setuid", b"#!", mode=0o4755)
+    fill(b".troupe-scratch", b"the agent's own")
     fill(b"shut", b"nobody reads this", mode=0)
     deep = b"d" * 100
     os.makedirs(b"deep")

@@ -203,7 +203,7 @@ def test_hermes_own_backup_is_believed_only_when_it_says_complete_and_reads(
     plain: Plain, tmp_path: Path
 ) -> None:
     program = textwrap.dedent("""\
-        import sqlite3, sys, zipfile
+        import sqlite3, sys, time, zipfile
         how, path = sys.argv[1:]
         held = sqlite3.connect(path + ".db"); held.execute("CREATE TABLE t (n)"); held.commit(); held.close()
         data = open(path + ".db", "rb").read()
@@ -213,6 +213,7 @@ def test_hermes_own_backup_is_believed_only_when_it_says_complete_and_reads(
         if how == "bent":
             with open(path, "r+b") as file: file.seek(50); file.write(b"x")
         if how == "no-zip": open(path, "wb").write(b"nothing")
+        if how == "slow": time.sleep(4)
         print("Backup incomplete" if how == "incomplete" else "Backup complete: all")
         sys.exit(how == "status")
         """)
@@ -223,7 +224,7 @@ def test_hermes_own_backup_is_believed_only_when_it_says_complete_and_reads(
     def attempt(how: str) -> Archive:
         return take(
             plain.driver(), ID, tmp_path / "backup", cap_bytes=32 << 20, reserve=plenty, deadline_s=60,
-            told=told.append, hermes=("/usr/bin/python3", str(plain.root / "backup.py"), how, "{file}"),
+            told=told.append, hermes=("/usr/bin/python3", str(plain.root / "backup.py"), how, "{file}"), stall_s=3,
         )  # fmt: skip
 
     for how, says in (
@@ -237,6 +238,8 @@ def test_hermes_own_backup_is_believed_only_when_it_says_complete_and_reads(
         assert left(tmp_path / "backup") == ["archive.json", "files.tar"]
         assert left(plain.root / "state") == ["large"]
         disk.discard(tmp_path / "backup")
+    assert [part.name for part in attempt("slow").parts] == ["files.tar", "hermes.zip"]
+    disk.discard(tmp_path / "backup")
     archive = attempt("well")
     assert [part.name for part in archive.parts] == ["files.tar", "hermes.zip"]
     assert left(tmp_path / "backup") == ["archive.json", "files.tar", "hermes.zip"]
@@ -376,7 +379,7 @@ def test_damage_is_found_before_anything_rests_on_it(
     with pytest.raises(BackupDamaged):
         disk.rehash(folder, archive)
     with pytest.raises(BackupDamaged):
-        put(Plain(tmp_path / "new").driver(), ID, folder, archive, deadline_s=60)
+        put(Plain(tmp_path / "new").driver(), ID, folder, archive, deadline_s=60, reserve=lambda: 1 << 40)
 
 
 def test_an_archive_is_never_overwritten_and_only_whole_when_it_says_so(
@@ -425,8 +428,10 @@ def test_filling_can_be_cut_anywhere_and_begun_again(kept: tuple[Path, Archive],
     fresh = Plain(tmp_path / "new")
     for after in range(5):
         with pytest.raises(KeyboardInterrupt):
-            put(Torn(fresh, after), ID, folder, archive, deadline_s=60)  # type: ignore[arg-type]
-    assert put(fresh.driver(), ID, folder, archive, deadline_s=60).same(archive.manifest)
+            put(Torn(fresh, after), ID, folder, archive, deadline_s=60, reserve=lambda: 1 << 40)  # type: ignore[arg-type]
+    assert put(fresh.driver(), ID, folder, archive, deadline_s=60, reserve=lambda: 1 << 40).same(
+        archive.manifest
+    )
 
 
 def test_a_sandbox_that_then_holds_something_else_is_told(kept: tuple[Path, Archive], tmp_path: Path) -> None:
@@ -435,7 +440,7 @@ def test_a_sandbox_that_then_holds_something_else_is_told(kept: tuple[Path, Arch
     program = fresh.guest / "restore.py"
     program.write_text(program.read_text().replace("fchmod(handle, member.mode)", "fchmod(handle, 0o640)"))
     with pytest.raises(SandboxFailed, match="does not hold what was archived"):
-        put(fresh.driver(), ID, folder, archive, deadline_s=60)
+        put(fresh.driver(), ID, folder, archive, deadline_s=60, reserve=lambda: 1 << 40)
 
 
 def test_parts_have_plain_names() -> None:

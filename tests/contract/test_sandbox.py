@@ -48,6 +48,8 @@ def test_a_life_from_create_to_remove_keeps_state_and_leaves_nothing(house: Hous
     info = house.driver.list().find(one)
     assert info is not None
     assert (info.state, info.identity, info.sizes) == (State.RUNNING, identity, house.small)
+    if house.driver.name == "capsule":
+        assert info.isolation is house.kernel  # the one that was asked for, whichever is the strongest here
     assert run(house, one, "sh", "-c", "echo kept > /state/a; echo lost > /tmp/b").status == 0
     pids = house.driver.pids(one)
     assert pids
@@ -86,6 +88,24 @@ def traces(house: House, sandbox_id: str) -> list[str]:
     ]
     found += [str(path) for path in Path("/sys/fs/cgroup").rglob(f"troupe/{sandbox_id}*")]
     return found
+
+
+def test_one_whose_own_file_is_damaged_is_broken_and_can_be_stopped_and_removed(
+    house: House, fresh: Fresh
+) -> None:
+    house.only("capsule", why="where the file is, is the capsule's")
+    one = house.started(fresh())
+    pids = house.driver.pids(one)
+    (house.paths.sandbox(one) / "spec.json").write_text("{")
+    listing = house.driver.list()
+    info = listing.find(one)
+    assert info is not None
+    assert (info.state, listing.complete) == (State.BROKEN, True)
+    house.driver.stop(one, deadline_s=1)
+    assert gone(pids)
+    house.driver.remove(one)
+    assert traces(house, one) == []
+    assert state(house, one) is State.MISSING
 
 
 def test_another_plan_under_a_taken_id_is_refused(house: House, shared: str) -> None:

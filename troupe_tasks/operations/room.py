@@ -57,12 +57,13 @@ def others(
 def _running(driver: Sandboxes, info: SandboxInfo, record: Record | None) -> budget.Running:
     wanted = record is not None and record.wanted == "up" and record.sandbox == info.id
     growth = None
+    sizes = info.sizes or (record.sizes if record else None)  # of one whose own file does not read
     if info.id is not None and info.sizes is not None:
         growth = max(0, info.sizes.storage_mib - driver.disk_used_mib(info.id, may_ask=False))
     return budget.Running(
         id=info.id, name=record.name if record else info.name, driver=driver.name,
-        up=wanted or info.state is State.RUNNING, cpus=info.sizes.cpus if info.sizes else None,
-        memory_mib=info.sizes.memory_mib if info.sizes else None,
+        up=wanted or info.state is State.RUNNING, cpus=sizes.cpus if sizes else None,
+        memory_mib=sizes.memory_mib if sizes else None,
         disk_growth_mib=growth,
     )  # fmt: skip
 

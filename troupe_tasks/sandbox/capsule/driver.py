@@ -86,7 +86,11 @@ class Capsule:
         for sandbox_id in keeping.folders(self._paths):
             try:
                 saved = keeping.load(self._paths, sandbox_id)
-            except (StateUnreadable, SandboxGone):
+            except StateUnreadable:
+                runs = {at: run for at, run in runs.items() if at[1] != sandbox_id}
+                found.append(_unreadable(sandbox_id))
+                continue
+            except SandboxGone:
                 complete = False
                 continue
             found.append(self._info(saved, runs.pop((saved.isolation, sandbox_id), None)))
@@ -120,7 +124,7 @@ class Capsule:
         run = engine.runs().get(sandbox_id)
         if run is not None and run.alive:
             return
-        self._clear(saved, engine)
+        self._clear(sandbox_id, engine)
         keeping.check_image(saved.spec.image)
         # Its parent is private, so only a sandbox that it is mounted into can come through here.
         durable.make_private_dir(saved.spec.egress)
@@ -136,27 +140,32 @@ class Capsule:
             engine.start(saved, folder, groups)
             self._wait_until_ready(sandbox_id)
         except BaseException:
-            self._clear(saved, engine)
+            self._clear(sandbox_id, engine)
             raise
 
     def stop(self, sandbox_id: str, *, deadline_s: float) -> None:
         """Ask the first process to end, and end everything at the deadline."""
-        saved, engine = self._open(sandbox_id)
+        try:
+            saved, engine = self._open(sandbox_id)
+        except StateUnreadable:
+            self._clear(sandbox_id, *self._engines.values())
+            return
         run = engine.runs().get(sandbox_id)
         if run is not None and run.alive:
             engine.ask_to_end(saved, deadline_s=deadline_s)
-        self._clear(saved, engine)
+        self._clear(sandbox_id, engine)
 
     def remove(self, sandbox_id: str) -> None:
         """End what runs and remove the folder with the disk."""
         if not self._paths.sandbox(sandbox_id).is_dir():
             return
         try:
-            saved, engine = self._open(sandbox_id)
+            engines: tuple[Engine, ...] = (self._open(sandbox_id)[1],)
         except SandboxGone:  # killed before its file was written: nothing can have run
-            keeping.forget(self._paths, sandbox_id)
-            return
-        self._clear(saved, engine)
+            engines = ()
+        except StateUnreadable:  # whichever ran it
+            engines = tuple(self._engines.values())
+        self._clear(sandbox_id, *engines)
         keeping.forget(self._paths, sandbox_id)
 
     def run(
@@ -297,9 +306,9 @@ class Capsule:
         except FileNotFoundError:
             return ()
 
-    def _clear(self, saved: Saved, engine: Engine) -> None:
-        sandbox_id = saved.spec.id
-        engine.clear(sandbox_id)
+    def _clear(self, sandbox_id: str, *engines: Engine) -> None:
+        for engine in engines:
+            engine.clear(sandbox_id)
         cgroups.remove(self._groups(sandbox_id))
         (self._paths.sandbox(sandbox_id) / "cgroups.json").unlink(missing_ok=True)
 
@@ -355,6 +364,19 @@ class Capsule:
         entry = engine.enter(saved, [*_REAPER, mark], env=BASE_ENV, cwd="/", report=False, tty=False)
         with contextlib.suppress(TroupeError):
             _pumped(entry, b"", None, cap_bytes=1024, deadline_s=_REAP_S, stop_at_cap=False)
+
+
+def _unreadable(sandbox_id: str) -> SandboxInfo:
+    """Return the entry of a sandbox whose own file does not read: it is there, and can't be started."""
+    return SandboxInfo(
+        name=sandbox_id,
+        id=sandbox_id,
+        identity="",
+        state=State.BROKEN,
+        sizes=None,
+        isolation=None,
+        started_at=None,
+    )
 
 
 _READY = """\

@@ -21,7 +21,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from troupe_tasks import durable, process
-from troupe_tasks.errors import NotReady, SandboxFailed, SandboxGone, ToolFailed
+from troupe_tasks.errors import NotReady, SandboxFailed, SandboxGone, StateUnreadable, ToolFailed
 from troupe_tasks.paths import Paths
 from troupe_tasks.resources import guest_dir
 from troupe_tasks.sandbox.capsule import enter as entering
@@ -142,12 +142,15 @@ class Namespaces:
 
     def clear(self, sandbox_id: str) -> None:
         """Kill bubblewrap and the first process, with which the kernel ends all others inside."""
+        mark: bytes | None = None
         try:
-            saved = keeping.load(self._paths, sandbox_id)
+            mark = keeping.load(self._paths, sandbox_id).identity.encode()
         except SandboxGone:
             return
+        except StateUnreadable:  # then its run alone tells which processes are its own
+            pass
         end = time.monotonic() + _DEADLINE_S
-        while pids := self.pids(saved):
+        while pids := self._pids(sandbox_id, mark):
             for pid in pids:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -191,15 +194,18 @@ class Namespaces:
 
     def pids(self, saved: Saved) -> tuple[int, ...]:
         """Return bubblewrap's processes and everything in the namespace that they made."""
-        run = self._run(saved.spec.id)
+        return self._pids(saved.spec.id, saved.identity.encode())
+
+    def _pids(self, sandbox_id: str, mark: bytes | None) -> tuple[int, ...]:
+        run = self._run(sandbox_id)
         space = _pid_space(run.pid) if run and _lives(run) else None
-        mark = saved.identity.encode()
         every = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
         return tuple(
             sorted(
                 int(entry.name)
                 for entry in every
-                if _is_bwrap(entry, mark) or (space is not None and _pid_space(int(entry.name)) == space)
+                if (mark is not None and _is_bwrap(entry, mark))
+                or (space is not None and _pid_space(int(entry.name)) == space)
             )
         )
 

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from troupe_tasks import durable
-from troupe_tasks.errors import DiskFull, Tampered, TroupeError, Unfinished
+from troupe_tasks.errors import DiskFull, Tampered, Unfinished
 from troupe_tasks.paths import Paths
 
 BEGIN, END, ABANDONED = "begin", "end", "abandoned"
@@ -215,7 +215,7 @@ def perform(
         reached(f"{opened.operation}/{step.name}/before")
         try:
             decided = step.do(job, done)
-        except TroupeError:
+        except Exception:
             looked = step.only_looks and all(other.only_looks for other in steps if other.name in done)
             if looked or may_be_left:
                 with suppress(DiskFull):  # then the person hears of what stood in the way first

@@ -118,7 +118,9 @@ def main() -> int:
             (far / "plain").unlink()
             survey_s = took_s(lambda: inside.survey(driver, ID, deadline_s=_HOURS_S))
             rehash_s = took_s(lambda: disk.rehash(far, archive))
-            put_s = took_s(lambda: put(driver, ID, far, archive, deadline_s=_HOURS_S))
+            put_s = took_s(
+                lambda: put(driver, ID, far, archive, deadline_s=_HOURS_S, reserve=lambda: 1 << 40)
+            )
         finally:
             shutil.rmtree(near, ignore_errors=True)
     ours, bare = ([pair[side] for pair in pairs] for side in (0, 1))

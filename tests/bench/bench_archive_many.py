@@ -43,7 +43,11 @@ def main() -> int:
         take_s = took_s(lambda: taken(driver, folder))
         archive = taken(driver, Path(f"{folder}-again"))
         again = archive.manifest
-        put_s = took_s(lambda: put(driver, ID, Path(f"{folder}-again"), archive, deadline_s=_HOURS_S))
+        put_s = took_s(
+            lambda: put(
+                driver, ID, Path(f"{folder}-again"), archive, deadline_s=_HOURS_S, reserve=lambda: 1 << 40
+            )
+        )
         same = inside.survey(driver, ID, deadline_s=_HOURS_S).same(again)
     sent_mib = archive.parts[0].bytes >> 20
     print(f"{again.files} files, {again.bytes >> 20} MiB of which {sent_mib} MiB were sent (with headers)")

@@ -99,7 +99,9 @@ def test_everything_comes_back_in_another_sandbox(house: House, fresh: Fresh, tm
     house.driver.remove(old)
 
     empty_mib = house.driver.disk_used_mib(new)
-    assert put(house.driver, new, tmp_path / "backup", archive, deadline_s=120).same(archive.manifest)
+    assert put(house.driver, new, tmp_path / "backup", archive, deadline_s=120, reserve=lambda: 1 << 40).same(
+        archive.manifest
+    )
     keep(house.driver, new, deadline_s=120)
     if (house.paths.sandbox(new) / "disk.ext4").exists():
         (tmp_path / "cut").mkdir()
@@ -182,9 +184,11 @@ def test_a_sandbox_that_dies_meanwhile_leaves_nothing(house: House, large: str, 
             return house.driver.stream(*words, source=source, **options)  # type: ignore[arg-type]
 
     with pytest.raises(SandboxFailed):
-        put(Deadly(), large, tmp_path / "backup", archive, deadline_s=60)  # type: ignore[arg-type]
+        put(Deadly(), large, tmp_path / "backup", archive, deadline_s=60, reserve=lambda: 1 << 40)  # type: ignore[arg-type]
     revive(house, large)
-    assert put(house.driver, large, tmp_path / "backup", archive, deadline_s=60).same(archive.manifest)
+    assert put(
+        house.driver, large, tmp_path / "backup", archive, deadline_s=60, reserve=lambda: 1 << 40
+    ).same(archive.manifest)
 
 
 @pytest.mark.parametrize("meddling", ["kill -9", "kill -STOP", "change"])

@@ -144,6 +144,7 @@ class Folders:
         self.root, self._faults = root, faults
         self.running: set[str] = set()
         self.broken: set[str] = set()
+        self.stuck: set[str] = set()  # whole, and does not start
         self.meddled: dict[tuple[str, str], str] = {}
         self.turn = "answers"
         self.before_remove: Callable[[str], None] = lambda _sandbox: None
@@ -212,6 +213,8 @@ class Folders:
         self._spec(sandbox_id)
         if not (self.place(sandbox_id) / "state").is_dir() or sandbox_id in self.broken:
             raise SandboxGone(f"the sandbox {sandbox_id} has no disk")
+        if sandbox_id in self.stuck:
+            raise SandboxFailed(f"the disk of {sandbox_id} does not mount")
         self.running.add(sandbox_id)
 
     def stop(self, sandbox_id: str, *, deadline_s: float) -> None:

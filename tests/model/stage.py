@@ -107,8 +107,9 @@ class Stage(House):
     sandboxes: Folders
     said: list[str] = field(default_factory=list)
 
-    def driver(self, name: str | None = None) -> Sandboxes:
+    def driver(self, name: str | None = None, *, isolation: str | None = None) -> Sandboxes:
         """Return the one driver."""
+        assert isolation in {None, "gvisor"}
         return cast("Sandboxes", self.sandboxes)
 
     @cached_property

@@ -40,6 +40,8 @@ class Play:
         """Have something to do: the next size, the next version, something to lose."""
         self.round += 1
         self.stage.prune(keep=1)
+        for sandbox in rules.left_alone(self.stage):
+            self.stage.sandboxes.lose(sandbox)
         # To read the receipts of a hundred moves would be most of the time.
         shutil.rmtree(self.stage.paths.receipts(ID), ignore_errors=True)
         if self.name == "upgrade":

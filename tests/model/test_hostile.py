@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +21,8 @@ from troupe_tasks.operations import vault
 
 ARCHIVE = (GUEST / "archive.py").read_text(encoding="utf-8")
 DIES = "open(os.environ['TROUPE_SANDBOX'] + '/tmp/dies', 'w').close(); os.kill(os.getpid(), 9)"
-SENT = {"bytes": 5, "sha256": "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"}
+HELLO = b"hello" * 400
+SENT = {"bytes": len(HELLO), "sample": hashlib.sha256(HELLO).hexdigest()}
 NONE = {"count": 0, "first": []}
 REPORT = {
     "digest": "0" * 64, "files": 1, "folders": 1, "links": 0, "pipes": 0, "bytes": 5, "left_out": NONE,
@@ -49,11 +52,11 @@ ENDINGS = {
     "dies at once": archiving(DIES),
     "dies in the middle": archiving(f"os.write(1, bytes(70000)); {DIES}"),
     "sends nothing": archiving("pass"),
-    "sends half": archiving("os.write(1, b'he')"),
-    "sends something else": archiving("os.write(1, b'hullo')"),
-    "sends no archive": archiving("os.write(1, b'hello')"),
-    "tells nothing": archiving("os.write(1, b'hello')", report=[]),
-    "tells too much": archiving("os.write(1, b'hello')", report=[[["x" * 90_000]]]),
+    "sends half": archiving("os.write(1, b'he' * 400)"),
+    "sends something else": archiving("os.write(1, b'hullo' * 400)"),
+    "sends no archive": archiving("os.write(1, b'hello' * 400)"),
+    "tells nothing": archiving("os.write(1, b'hello' * 400)", report=[]),
+    "tells too much": archiving("os.write(1, b'hello' * 400)", report=[[["x" * 90_000]]]),
     "never ends": archiving("\n    while True: os.write(1, bytes(1 << 20))"),
     # Between what it reads and its second look at it.
     "changes meanwhile": ARCHIVE.replace(
@@ -62,7 +65,15 @@ ENDINGS = {
     ),
     "measures nonsense": measuring("'[' * 60000"),
     "measures less than nothing": measuring("""'{"bytes": -1, "entries": 0}'"""),
-    "measures too much": measuring("""'{"bytes": 4611686018427387904, "entries": 4611686018427387904}'"""),
+}  # fmt: skip
+# What stops each; a backup that no sandbox takes is found out by the proof, a move by the new sandbox.
+SAYS = {
+    "dies at once": "not running|archived|status", "dies in the middle": "not running|archived|status",
+    "sends nothing": "sent an empty files.tar", "sends half": "800 bytes came, 2000 were sent",
+    "sends something else": "is not the one that", "sends no archive": "could not be filled",
+    "tells nothing": "does not read", "tells too much": "does not read", "never ends": "cap|more than",
+    "changes meanwhile": "changed while", "measures nonsense": "does not read",
+    "measures less than nothing": "does not read",
 }  # fmt: skip
 # Each leaves the agent where it is; a backup and a move rest on the same archive.
 COMMANDS: dict[str, Callable[[Stage], object]] = {
@@ -92,6 +103,7 @@ def test_what_can_not_be_archived_stays_where_it_is(
         stage.sandboxes.meddled[ID, "archive"] = program
         error = called(lambda: COMMANDS[name](stage))
         assert isinstance(error, TroupeError), what
+        assert re.search(SAYS[what], f"{error} {error.cause}"), (what, str(error))
         assert len(str(error)) < 1500
         (stage.sandboxes.place(ID) / "state/new").unlink(missing_ok=True)
         assert rules.check(stage, expected) is None, what
@@ -101,9 +113,11 @@ def test_what_can_not_be_archived_stays_where_it_is(
     assert rules.check(stage, expected) is None
 
 
-def test_who_says_that_it_holds_nothing_is_moved_all_the_same(stage: Stage) -> None:
+@pytest.mark.parametrize("holds", [0, 1 << 62])
+def test_who_lies_about_what_it_holds_is_moved_all_the_same(stage: Stage, holds: int) -> None:
     expected = has_something(stage)
-    stage.sandboxes.meddled[ID, "archive"] = measuring("""'{"bytes": 0, "entries": 0}'""")
+    answer = json.dumps({"bytes": holds, "entries": holds})
+    stage.sandboxes.meddled[ID, "archive"] = measuring(repr(answer))
     stage.resize()
     assert marks(stage.sandboxes.place(f"{ID}--1")) == expected
     assert rules.check(stage, expected) is None
@@ -123,6 +137,28 @@ def test_who_says_that_it_holds_nothing_can_not_fill_the_disk(
     error = called(stage.resize)
     assert "reserve" in str(error)
     assert used_bytes() < 1 << 20
+    assert rules.check(stage, expected) is None
+
+
+@pytest.mark.parametrize("what", [*ENDINGS, "does not start"])
+def test_a_restore_is_kept_out_by_nothing_that_the_sandbox_does_and_leaves_it_what_was_not_archived(
+    stage: Stage, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = has_something(stage)
+    (good,) = vault.listed(stage, ID)
+    monkeypatch.setattr(vault, "_cap_bytes", lambda _record, _kit: 8 << 20)
+    if what == "does not start":
+        stage.sandboxes.stuck.add(ID)
+    else:
+        stage.sandboxes.meddled[ID, "archive"] = ENDINGS[what]
+    stage.restore(good.name)
+    (stage.sandboxes.place(ID) / "state/new").unlink(missing_ok=True)
+    assert stage.record().sandbox == f"{ID}--1"
+    assert rules.restored(stage, good.name) == marks(stage.sandboxes.place(f"{ID}--1"))
+    if what == "sends no archive":  # and its report agreed: only a sandbox that is to take it can tell
+        assert [one for one in stage.said if "is not relied on" in one]
+    assert marks(stage.sandboxes.place(ID)) == expected
+    assert [one for one in stage.said if f"{ID} is left alone" in one]
     assert rules.check(stage, expected) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,9 +12,17 @@ from tests.model import rules
 from tests.model.faults import Killed
 from tests.model.stage import ID, Stage, called, mark, marks
 from troupe_tasks import locks
-from troupe_tasks.errors import Locked, MoveFailed, NotReady, SandboxFailed, SandboxGone, Unfinished
+from troupe_tasks.errors import (
+    BackupFailed,
+    Locked,
+    MoveFailed,
+    NotReady,
+    SandboxFailed,
+    SandboxGone,
+    Unfinished,
+)
 from troupe_tasks.kits import image, pins
-from troupe_tasks.operations import move, vault
+from troupe_tasks.operations import backup, move, moving, vault
 from troupe_tasks.paths import Paths
 from troupe_tasks.sizes import Wanted
 
@@ -122,7 +131,7 @@ def test_an_archive_taken_anew_is_not_proved_by_what_was_there_before(stage: Sta
         assert vault.listed(stage, ID)[-1].proved is None
 
     def answer(line: str) -> None:
-        if line == "removing the sandbox that it left":
+        if line == "reading its archive once more":
             assert vault.listed(stage, ID)[-1].proved is not None
             damage(stage, vault.listed(stage, ID)[-1].name)
             stage.sandboxes.before_remove = damaged
@@ -131,6 +140,108 @@ def test_an_archive_taken_anew_is_not_proved_by_what_was_there_before(stage: Sta
         stage, ID, Wanted(cpus=1, memory_mib=512, storage_mib=1024), finish="", over_budget=False, told=answer
     )
     assert rules.in_archives(stage, expected)
+    assert rules.check(stage, expected) is None
+
+
+def test_an_old_sandbox_stays_when_its_archive_is_damaged_in_the_last_moment(stage: Stage) -> None:
+    expected = has_something(stage)
+
+    def answer(line: str) -> None:
+        if line == "removing the sandbox that it left":
+            damage(stage, vault.listed(stage, ID)[-1].name)
+
+    move.resize(
+        stage, ID, Wanted(cpus=1, memory_mib=512, storage_mib=1024), finish="", over_budget=False, told=answer
+    )
+    assert rules.left_alone(stage) == {ID}
+    assert marks(stage.sandboxes.place(ID)) == expected
+    assert rules.check(stage, expected) is None
+
+
+def test_files_of_another_backup_are_not_taken_for_the_archive_that_the_receipt_tells_of(
+    stage: Stage,
+) -> None:
+    stage.create()
+    mark(stage.sandboxes.place(ID), "what it had")
+    stage.backup()
+    (older,) = vault.listed(stage, ID)
+    expected = mark(stage.sandboxes.place(ID), "what it has")
+    rules.guard(stage, expected)
+
+    def answer(line: str) -> None:
+        if line == "reading its archive once more":
+            folder = vault.place(stage, ID, vault.listed(stage, ID)[-1].name)
+            for name in ("archive.json", "files.tar"):
+                shutil.copy(vault.place(stage, ID, older.name) / name, folder / name)
+
+    move.resize(
+        stage, ID, Wanted(cpus=1, memory_mib=512, storage_mib=1024), finish="", over_budget=False, told=answer
+    )
+    assert rules.in_archives(stage, expected)
+
+
+@pytest.mark.parametrize("name", ["resize", "restore", "upgrade"])
+def test_a_new_sandbox_that_is_lost_before_the_old_one_went_ends_the_move_and_keeps_the_old_one(
+    stage: Stage, name: str
+) -> None:
+    expected = has_something(stage)
+    stage.backup()
+    stage.publish("0.2.0")
+    number = 1
+    while (begun := rules.pending(stage)) is None or "switch" not in begun.done:
+        with pytest.raises(Killed), stage.faults.kill(number):
+            getattr(stage, name)()
+        number += 1
+    stage.sandboxes.lose(f"{ID}--1")
+    error = called(getattr(stage, name))
+    assert error is None or rules.pending(stage) is None
+    assert rules.left_alone(stage) == {ID}
+    assert marks(stage.sandboxes.place(ID)) == expected
+    stage.restore()
+    assert marks(stage.sandboxes.place(stage.record().sandbox)) == expected
+
+
+def test_a_fault_of_troupes_own_sends_the_agent_back_too(stage: Stage) -> None:
+    expected = has_something(stage)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moving, "judged", lambda *_given: 1 / 0)
+        error = called(stage.resize)
+    assert isinstance(error, MoveFailed)
+    assert "ZeroDivisionError" in str(error)
+    assert rules.check(stage, expected) is None
+
+
+def test_an_agent_that_can_not_be_started_again_keeps_no_restore_out(stage: Stage) -> None:
+    expected = has_something(stage)
+
+    def answer(line: str) -> None:
+        if line == "starting the gateway again":
+            stage.sandboxes.running.discard(ID)
+            stage.sandboxes.stuck.add(ID)
+
+    def again() -> object:
+        return backup.backup(stage, ID, over_budget=False, told=answer)
+
+    assert isinstance(called(again), SandboxFailed)
+    assert rules.pending(stage) is not None
+    error = called(again)
+    assert "could not be started again" in str(error)
+    assert rules.pending(stage) is None
+    stage.restore(vault.listed(stage, ID)[-1].name)
+    assert marks(stage.sandboxes.place(stage.record().sandbox)) == expected
+    assert rules.check(stage, expected) is None
+
+
+def test_a_drill_whose_backup_is_gone_ends(stage: Stage) -> None:
+    expected = has_something(stage)
+    stage.backup()
+    number = 1
+    while (begun := rules.pending(stage)) is None or "look" not in begun.done:
+        with pytest.raises(Killed), stage.faults.kill(number):
+            stage.drill()
+        number += 1
+    shutil.rmtree(vault.place(stage, ID, vault.listed(stage, ID)[-1].name))
+    assert isinstance(called(stage.drill), BackupFailed)
     assert rules.check(stage, expected) is None
 
 

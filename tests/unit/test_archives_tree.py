@@ -77,7 +77,9 @@ def test_everything_comes_back_as_it_was(full: Plain, tmp_path: Path) -> None:
 
     fresh = Plain(tmp_path / "new")
     make(fresh)  # what was there before is not mixed with it
-    assert put(fresh.driver(), ID, tmp_path / "backup", archive, deadline_s=60).same(archive.manifest)
+    assert put(fresh.driver(), ID, tmp_path / "backup", archive, deadline_s=60, reserve=lambda: 1 << 40).same(
+        archive.manifest
+    )
     assert told(fresh) == before
     assert not (fresh.root / "state/hermes/state.db-wal").exists()
     assert inside.survey(fresh.driver(), ID, deadline_s=60).digest == archive.manifest.digest
@@ -87,7 +89,7 @@ def test_holes_are_neither_sent_nor_filled(full: Plain, tmp_path: Path) -> None:
     archive = taken(full, tmp_path / "backup")
     assert archive.parts[0].bytes < 6 << 20  # of 80 MiB
     fresh = Plain(tmp_path / "new")
-    put(fresh.driver(), ID, tmp_path / "backup", archive, deadline_s=60)
+    put(fresh.driver(), ID, tmp_path / "backup", archive, deadline_s=60, reserve=lambda: 1 << 40)
     for name in ("sparse", "small-sparse", "only-a-hole", "page-holes", "zeros"):
         old, new = (plain.root / "workspace" / name for plain in (full, fresh))
         assert new.stat().st_blocks <= old.stat().st_blocks + 16, (
@@ -208,7 +210,7 @@ def test_any_tree_comes_back(tmp_path_factory: pytest.TempPathFactory, tree: obj
     grow(os.fsencode(old.root / "workspace"), tree)
     before = told(old)
     archive = taken(old, place / "backup")
-    put(new.driver(), ID, place / "backup", archive, deadline_s=60)
+    put(new.driver(), ID, place / "backup", archive, deadline_s=60, reserve=lambda: 1 << 40)
     assert told(new) == before
 
 
@@ -268,7 +270,9 @@ def test_an_archive_that_is_cut_or_bent_is_refused(full: Plain, tmp_path: Path) 
     for bad in (b"", data[:100], data[:-1], data[:-1024], data[: len(data) // 2], data + b"x", b"x" * 4096):
         assert restore(plain, bad).returncode == 1
     fresh = Plain(tmp_path / "new")
-    assert put(fresh.driver(), ID, tmp_path / "backup", archive, deadline_s=60).same(archive.manifest)
+    assert put(fresh.driver(), ID, tmp_path / "backup", archive, deadline_s=60, reserve=lambda: 1 << 40).same(
+        archive.manifest
+    )
 
 
 def test_what_was_there_is_gone_and_links_out_of_it_lead_nowhere(full: Plain, tmp_path: Path) -> None:

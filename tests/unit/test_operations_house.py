@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ import pytest
 from troupe_tasks import config
 from troupe_tasks import record as records
 from troupe_tasks.errors import DaemonFailed, NotReady, UsageError
-from troupe_tasks.operations import inventory, room
+from troupe_tasks.operations import inventory, outfit, room
 from troupe_tasks.operations.house import House, Unseen
 from troupe_tasks.paths import Paths
 from troupe_tasks.record import KitPin, Record, Sizes
 from troupe_tasks.sandbox import drivers
-from troupe_tasks.sandbox.protocol import Isolation, LimitReport, Listing
+from troupe_tasks.sandbox.protocol import Isolation, LimitReport, Listing, SandboxSpec
+from troupe_tasks.sandbox.protocol import Sizes as Sandboxed
 
 HERE = Listing(complete=True, sandboxes=())
 
@@ -128,6 +130,35 @@ def test_the_status_of_an_agent_whose_runtime_does_not_answer_says_so(
     assert (found.agent.state, found.agent.why) == ("unknown", "it hangs")
     assert found.budget == ("not known: the runtime of sbx does not answer",)
     assert found.disk_used_mib is None
+
+
+def test_an_agents_sandboxes_are_made_with_the_isolation_of_its_record(
+    made: dict[str, Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def opened(name: str, paths: Paths, *, isolation: Isolation | None = None) -> Maker:
+        asked.append((name, isolation))
+        return Maker()
+
+    monkeypatch.setattr(drivers, "open_driver", opened)
+    house = House(Paths.from_env())
+    record = recorded(house, "caged", "capsule").model_copy(update={"isolation": "namespaces"})
+    wanted = SandboxSpec(
+        id="caged--1",
+        sizes=Sandboxed(cpus=1, memory_mib=512, storage_mib=512),
+        image=Path("/i"),
+        egress=Path("/e"),
+    )
+    assert outfit.make(house, record, wanted) == "identity"
+    assert asked == [("capsule", Isolation.NAMESPACES)]
+
+
+class Maker:
+    """A driver that makes sandboxes."""
+
+    def create(self, _wanted: SandboxSpec) -> str:
+        return "identity"
 
 
 def test_a_driver_that_is_gone_is_asked_while_an_agent_has_it(

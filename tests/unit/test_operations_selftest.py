@@ -40,7 +40,7 @@ class Inside:
 class OneRoom(House):
     """A house whose driver is the given one."""
 
-    def driver(self, name: str | None = None) -> Any:
+    def driver(self, name: str | None = None, *, isolation: str | None = None) -> Any:
         return cast("Any", self.inside)
 
     inside: Inside

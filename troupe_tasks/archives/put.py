@@ -8,11 +8,13 @@ from typing import BinaryIO, cast
 from troupe_tasks import process
 from troupe_tasks.archives import inside
 from troupe_tasks.archives.disk import Hashed, opened, rehash
-from troupe_tasks.archives.model import FILES, FOLDERS, Archive, Manifest
-from troupe_tasks.archives.take import STALL_S
-from troupe_tasks.errors import BackupDamaged, SandboxFailed
+from troupe_tasks.archives.model import FILES, FOLDERS, Archive, Manifest, Part
+from troupe_tasks.archives.take import STALL_S, Reserve
+from troupe_tasks.errors import BackupDamaged, DiskFull, SandboxFailed
 from troupe_tasks.sandbox.protocol import Sandboxes
 from troupe_tasks.text import line
+
+_LOOK_BYTES = 32 << 20
 
 
 class _Said:
@@ -26,6 +28,24 @@ class _Said:
         return len(data)
 
 
+class _Spared(Hashed):
+    """An archive's file that is read only as long as this machine has room for what is made of it."""
+
+    def __init__(self, file: BinaryIO, path: Path, part: Part, reserve: Reserve) -> None:
+        super().__init__(file, path, part)
+        self._reserve, self._left = reserve, 0
+
+    def read(self, size: int = _LOOK_BYTES) -> bytes:
+        """Return the next bytes; raise DiskFull once the reserve is reached."""
+        if self._left <= 0:
+            if self._reserve() <= 0:
+                raise DiskFull("no room left above the reserve to fill the sandbox from its archive")
+            self._left = _LOOK_BYTES
+        data = super().read(size)
+        self._left -= len(data)
+        return data
+
+
 def put(
     driver: Sandboxes,
     sandbox_id: str,
@@ -33,19 +53,21 @@ def put(
     archive: Archive,
     *,
     deadline_s: float,
+    reserve: Reserve,
     stall_s: float = STALL_S,
 ) -> Manifest:
     """Replace all that a running sandbox has by an archive, and return what it has then: the archive's own manifest.
 
-    It can be run again after it was stopped at any moment; after keep() it outlives a power cut. Raises BackupDamaged
-    when the file is not what was written, SandboxFailed when the inside can't take it or has something else afterwards.
+    reserve() says how many bytes may still be written now: the sandbox's disk grows meanwhile. It can be run again
+    after it was stopped at any moment; after keep() it outlives a power cut. Raises DiskFull; BackupDamaged when the
+    file is not what was written; SandboxFailed when the inside can't take it or has something else afterwards.
     """
     part = archive.part(FILES)
     if part is None:
         raise BackupDamaged(f"{folder} has no {FILES}")
     said = _Said()
     with opened(folder, part) as file:
-        source = Hashed(file, folder / part.name, part)
+        source = _Spared(file, folder / part.name, part, reserve)
         done = driver.stream(
             sandbox_id, inside.program("restore", *FOLDERS), deadline_s=deadline_s, stall_s=stall_s,
             cap_bytes=part.bytes, source=cast("BinaryIO", source), sink=cast("BinaryIO", said),

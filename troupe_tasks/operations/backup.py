@@ -6,13 +6,13 @@ The proof is a restore into a sandbox beside the agent's own, compared inside by
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from troupe_tasks import journal, locks
 from troupe_tasks import record as records
 from troupe_tasks.archives import disk
 from troupe_tasks.archives.put import put
-from troupe_tasks.errors import BackupFailed
+from troupe_tasks.errors import BackupFailed, SandboxGone
 from troupe_tasks.journal import Decided, Journal, Step
 from troupe_tasks.kits import image, pins
 from troupe_tasks.operations import moving, outfit, room, vault
@@ -20,6 +20,7 @@ from troupe_tasks.operations.house import House
 from troupe_tasks.operations.moving import Done, failure
 from troupe_tasks.operations.vault import Backup
 from troupe_tasks.record import Record
+from troupe_tasks.text import line
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Job:
     told: Callable[[str], None] = field(default=lambda _line: None)
     backup: str = ""
     over_budget: bool = False
+    resumed: bool = False
 
     def record(self) -> Record:
         """Return the agent's record."""
@@ -40,18 +42,16 @@ class Job:
         """Return the backup's name."""
         return self.backup or str(done["plan"]["name"])
 
-    def scratch(self) -> Record:
-        """Return the agent's record as if it lived in the sandbox in which the backup is proved."""
-        record = self.record()
-        return record.model_copy(update={"move": record.move + 1})
-
 
 def plan(job: Job, done: Done) -> Decided:
     """Check the room for the archive, and for a second sandbox beside the agent's own, before anything is stopped."""
     record = job.record()
     _refuse_over_budget(job)
     held_bytes = moving.held_bytes(job.house, record)
-    vault.refuse_without_room(job.house, archive_bytes=held_bytes, sandbox_bytes=held_bytes)
+    kit = pins.pinned(job.house.paths, record.kit.type, record.kit.version)
+    vault.refuse_without_room(
+        job.house, archive_bytes=vault.parts_bytes(kit, held_bytes), sandbox_bytes=held_bytes
+    )
     return {"name": vault.new_name(job.house, job.id, "backup")}
 
 
@@ -88,30 +88,57 @@ def archive(job: Job, done: Done) -> Decided:
 
 def go_on(job: Job, done: Done) -> Decided:
     """Start the gateway again, or stop the sandbox where it was stopped."""
-    moving.go_on_as_wanted(job.house, job.record())
-    return {}
+    return moving.up_again(job.house, job.record(), resumed=job.resumed)
 
 
 @moving.or_back
 def prove(job: Job, done: Done) -> Decided:
     """Put the backup into a sandbox beside the agent's, and compare inside."""
-    record = job.scratch()
-    folder = vault.place(job.house, job.id, job.name(done))
-    kit = pins.pinned(job.house.paths, record.kit.type, record.kit.version)
-    root = image.ensure_image(kit, job.house.paths, job.told).path
-    driver = job.house.driver(record.driver)
-    driver.create(outfit.spec(job.house, record, kit, image=root))
-    driver.start(record.sandbox)
-    found = put(driver, record.sandbox, folder, disk.load(folder), deadline_s=vault.DEADLINE_S)
-    vault.prove(job.house, job.id, job.name(done))
-    return {"manifest": found.digest}
+    return {"manifest": _put_into_scratch(job.house, job.record(), job.name(done), told=job.told)}
+
+
+def _scratch(record: Record) -> Record:
+    """Return the agent's record as if it lived in the sandbox in which a backup is proved."""
+    return record.model_copy(update={"move": record.move + 1})
+
+
+def _put_into_scratch(house: House, record: Record, name: str, *, told: Callable[[str], None]) -> str:
+    there = _scratch(record)
+    folder = vault.place(house, record.id, name)
+    kit = pins.pinned(house.paths, record.kit.type, record.kit.version)
+    root = image.ensure_image(kit, house.paths, told).path
+    outfit.make(house, there, outfit.spec(house, there, kit, image=root))
+    driver = house.driver(there.driver)
+    driver.start(there.sandbox)
+    found = put(
+        driver, there.sandbox, folder, disk.load(folder), deadline_s=vault.DEADLINE_S,
+        reserve=lambda: vault.spare_mib(house) << 20,
+    )  # fmt: skip
+    vault.prove(house, record.id, name)
+    return found.digest
 
 
 def clear(job: Job, done: Done) -> Decided:
-    """Remove the sandbox of the proof."""
-    record = job.scratch()
-    job.house.driver(record.driver).remove(record.sandbox)
+    """Remove the sandbox of the proof; one that its runtime does not list is left alone."""
+    return _clear(job.house, job.record(), job.told)
+
+
+def _clear(house: House, record: Record, told: Callable[[str], None]) -> Decided:
+    scratch = _scratch(record).sandbox
+    try:
+        house.driver(record.driver).remove(scratch)
+    except SandboxGone as error:
+        told(f"{scratch} is left alone: {error}")
+        return {"left": scratch, "why": line(str(error), 300)}
     return {}
+
+
+def prove_in_scratch(house: House, record: Record, name: str, *, told: Callable[[str], None]) -> None:
+    """Prove a backup in a sandbox that is gone afterwards. It can be run again after it was stopped at any moment."""
+    try:
+        _put_into_scratch(house, record, name, told=told)
+    finally:
+        _clear(house, record, told)
 
 
 BACKUP: tuple[Step[Job], ...] = (
@@ -138,8 +165,9 @@ def backup(house: House, agent_id: str, *, over_budget: bool, told: Callable[[st
 def drill(house: House, agent_id: str, *, over_budget: bool, told: Callable[[str], None]) -> Backup:
     """Prove the newest backup once more, or go on with that, and return it."""
     begun = Journal(house.paths, agent_id).unfinished()
-    asked = begun.inputs["backup"] if begun is not None and begun.operation == "drill" else ""
-    name = vault.chosen(house, agent_id, str(asked)).name
+    asked = str(begun.inputs["backup"]) if begun is not None and begun.operation == "drill" else ""
+    # One that has begun ends, though its backup may not read any more.
+    name = asked or vault.chosen(house, agent_id, "").name
     job = Job(house, agent_id, told, backup=name, over_budget=over_budget)
     return _perform(job, "drill", DRILL, finish=f"troupe backup {agent_id} --drill")
 
@@ -149,7 +177,10 @@ def _perform(job: Job, operation: str, steps: tuple[Step[Job], ...], *, finish: 
     with locks.agent(job.house.paths, job.id):
         book = Journal(job.house.paths, job.id)
         opened = book.open(operation, inputs={"backup": job.backup}, finish=finish)
+        job = replace(job, resumed=bool(opened.done))
         done = journal.perform(book, opened, job, steps, told=lambda step: job.told(step.doing))
+    if "go-on" in done:
+        moving.refuse_down(done)
     if (cause := failure(done)) is not None:
         raise BackupFailed(f"{job.id} has no new proved backup; it goes on as before", cause=cause)
     return vault.chosen(job.house, job.id, job.name(done))

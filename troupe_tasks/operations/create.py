@@ -114,7 +114,7 @@ def make_sandbox(job: Job, done: Done) -> Decided:
     record = job.record()
     root = image.ensure_image(job.wish.kit, job.house.paths, job.told).path
     spec = outfit.spec(job.house, record, job.wish.kit, image=root)
-    return {"identity": job.house.driver(record.driver).create(spec)}
+    return {"identity": outfit.make(job.house, record, spec)}
 
 
 def boot(job: Job, done: Done) -> Decided:

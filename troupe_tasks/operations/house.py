@@ -15,7 +15,7 @@ from troupe_tasks.errors import TroupeError
 from troupe_tasks.paths import Paths
 from troupe_tasks.record import Record
 from troupe_tasks.sandbox import drivers
-from troupe_tasks.sandbox.protocol import Listing, Sandboxes, SandboxInfo
+from troupe_tasks.sandbox.protocol import Isolation, Listing, Sandboxes, SandboxInfo
 from troupe_tasks.services.choose import keeper
 from troupe_tasks.services.protocol import Services
 
@@ -54,9 +54,10 @@ class House:
     def _told(self) -> str | None:
         return self.wanted or config.read(self.paths).get("driver")
 
-    def driver(self, name: str | None = None) -> Sandboxes:
-        """Return a driver by its name, or the one of a new agent."""
-        return drivers.open_driver(name or self.chosen, self.paths)
+    def driver(self, name: str | None = None, *, isolation: str | None = None) -> Sandboxes:
+        """Return a driver by its name, or the one of a new agent; with isolation one that makes no other sandboxes."""
+        kind = None if isolation is None else Isolation(isolation)
+        return drivers.open_driver(name or self.chosen, self.paths, isolation=kind)
 
     def drivers(self, agents: Sequence[Record] | None = None) -> tuple[Sandboxes, ...]:
         """Return every driver that may have a sandbox here; agents are the records, where they were read already."""

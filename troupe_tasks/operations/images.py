@@ -12,7 +12,10 @@ from troupe_tasks.operations.house import House
 
 
 def remove_unused(house: House, kit: Kit, *, told: Callable[[str], None]) -> bool:
-    """Remove a kit version's image unless an agent uses it, and tell whether it was removed."""
+    """Remove a kit version's image unless an agent uses it, and tell whether it was removed.
+
+    It only takes room: whatever speaks against it (an agent's record that does not read) is told, and it stays.
+    """
 
     def let_go(root: Path) -> None:
         for driver in house.drivers():
@@ -21,5 +24,9 @@ def remove_unused(house: House, kit: Kit, *, told: Callable[[str], None]) -> boo
             except TroupeError as error:  # it takes room, and stands in nobody's way
                 told(f"what {driver.name} made of the old image is left: {error}")
 
-    in_use = [pins.pinned(house.paths, one.kit.type, one.kit.version) for one in house.records()]
-    return image.remove_unused(kit, house.paths, used_by=in_use, letting_go=let_go)
+    try:
+        in_use = [pins.pinned(house.paths, one.kit.type, one.kit.version) for one in house.records()]
+        return image.remove_unused(kit, house.paths, used_by=in_use, letting_go=let_go)
+    except TroupeError as error:
+        told(f"the image of {kit.name} {kit.version} is left: {error}")
+        return False

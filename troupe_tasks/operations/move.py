@@ -8,24 +8,23 @@ archive's receipt alone, and only once the archive was read from the disk again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
 from troupe_tasks import journal, locks, sizes
 from troupe_tasks import record as records
 from troupe_tasks.archives import disk
-from troupe_tasks.archives.put import keep, put
-from troupe_tasks.errors import BackupDamaged, UsageError
+from troupe_tasks.archives.put import put
+from troupe_tasks.errors import SandboxFailed, UsageError
 from troupe_tasks.journal import Decided, Journal, Step
 from troupe_tasks.kits import pins
-from troupe_tasks.operations import moving, outfit, reset, room, vault
+from troupe_tasks.operations import leaving, moving, outfit, reset, room, vault
 from troupe_tasks.operations.house import House
 from troupe_tasks.operations.moving import Done
 from troupe_tasks.record import Record, SelfTest, Sizes
 from troupe_tasks.sizes import show_mib
-
-_SYNC_S = 600.0
+from troupe_tasks.text import line
 
 
 @dataclass(frozen=True)
@@ -47,24 +46,37 @@ def look(job: Job, done: Done) -> Decided:
         )
     reset.refuse_bad_keys(job)
     moving.refuse_over_budget(job)
-    if moving.usable(job.house, record):
-        _refuse_without_room(job, record)
-        return {"archive": vault.new_name(job.house, job.id, job.why)}
+    held_bytes = _held_bytes(job, record)
+    brought = vault.chosen(job.house, job.id, job.backup).bytes if job.backup else held_bytes or 0
+    vault.refuse_without_room(
+        job.house, archive_bytes=vault.parts_bytes(job.kit, held_bytes or 0), sandbox_bytes=brought
+    )
+    return {"archive": None if held_bytes is None else vault.new_name(job.house, job.id, job.why)}
+
+
+def _held_bytes(job: Job, record: Record) -> int | None:
+    """Return what it has now, or None where a restore does without: it is for a sandbox that is of no use any more."""
     if not job.backup:
-        job.house.driver(record.driver).start(record.sandbox)  # which says what is wrong with it
-    return {"archive": None}
-
-
-def _refuse_without_room(job: Job, record: Record) -> None:
-    held_bytes = moving.held_bytes(job.house, record)
-    brought = vault.chosen(job.house, job.id, job.backup).bytes if job.backup else held_bytes
-    vault.refuse_without_room(job.house, archive_bytes=held_bytes, sandbox_bytes=brought)
+        return moving.held_bytes(job.house, record)  # which says what is wrong with one that does not start
+    if not moving.usable(job.house, record):
+        return None
+    try:
+        return moving.held_bytes(job.house, record)
+    except SandboxFailed as error:
+        job.told(f"what it has now can't be archived: {error}")
+        return None
 
 
 @moving.or_back
 def archive(job: Job, done: Done) -> Decided:
-    """Archive what it has; the gateway is gone, the sandbox runs."""
-    return {"archive": _archived(job, done)}
+    """Archive what it has; the gateway is gone, the sandbox runs. A restore goes on where that can't be done."""
+    try:
+        return {"archive": _archived(job, done)}
+    except SandboxFailed as error:
+        if not job.backup:
+            raise
+        job.told(f"what it has now is not archived: {error}")
+        return {"archive": None, "why": line(str(error), 400)}
 
 
 def _archived(job: Job, done: Done) -> JsonValue:
@@ -84,7 +96,11 @@ def restore(job: Job, done: Done) -> Decided:
     folder = vault.place(job.house, job.id, name)
     driver = job.house.driver(job.record().driver)
     driver.start(job.new(done))
-    found = put(driver, job.new(done), folder, disk.load(folder), deadline_s=vault.DEADLINE_S)
+    found = put(
+        driver, job.new(done), folder, disk.load(folder), deadline_s=vault.DEADLINE_S,
+        reserve=lambda: vault.spare_mib(job.house) << 20,
+    )  # fmt: skip
+    outfit.keep(job.house, job.moved(done))
     vault.prove(job.house, job.id, name)
     return {"manifest": found.digest}
 
@@ -94,47 +110,6 @@ def settle(job: Job, done: Done) -> Decided:
     """Bring the stand-ins that it was archived with in line with those that it has now."""
     outfit.settle(job.house, job.moved(done), job.kit)
     return {}
-
-
-def _prove_archive(job: Job, done: Done) -> None:
-    expected = done["archive"]["archive"]
-    if expected is None:
-        return
-    folder = vault.place(job.house, job.id, str(done["look"]["archive"]))
-    found = disk.load(folder)
-    if found.model_dump(mode="json") != expected:
-        raise BackupDamaged(f"{folder} is not the archive that the receipt tells of")
-    disk.rehash(folder, found)
-
-
-def leave(job: Job, done: Done) -> Decided:
-    """Remove the sandbox in which it does not live: the old one only by the word of an archive that is whole now.
-
-    One that has been damaged since is taken anew, from the sandbox that it was taken from, as long as that is there.
-    The new one has to outlive a power cut first.
-    """
-    if not moving.passed(done):
-        return moving.leave(job, done)
-    _keep_new(job, done)
-    anew: dict[str, JsonValue] = {}
-    if moving.startable(job.house, job.record().driver, job.old(done)):
-        try:
-            _prove_archive(job, done)
-        except BackupDamaged as error:
-            job.told(f"archiving once more: {error}")
-            anew["archive"] = _archived(job, done)
-    return {**moving.leave(job, done), **anew}
-
-
-def _keep_new(job: Job, done: Done) -> None:
-    record = job.record()
-    driver = job.house.driver(record.driver)
-    driver.start(job.new(done))
-    try:
-        keep(driver, job.new(done), deadline_s=_SYNC_S)
-    finally:
-        if record.wanted == "down":
-            driver.stop(job.new(done), deadline_s=moving.STOP_S)
 
 
 STEPS: tuple[Step[Job], ...] = (
@@ -150,7 +125,8 @@ STEPS: tuple[Step[Job], ...] = (
     Step("test", moving.test, "sending it a first message"),
     Step("switch", moving.switch, "recording where it lives"),
     Step("go-on", moving.go_on, "starting the gateway"),
-    Step("leave", leave, "removing the sandbox that it left"),
+    Step("recheck", leaving.recheck, "reading its archive once more"),
+    Step("leave", leaving.leave, "removing the sandbox that it left"),
 )
 
 
@@ -206,12 +182,13 @@ def _job(
     kit = pins.pinned(house.paths, record.kit.type, record.kit.version)
     return Job(
         house, record.id, kit, given, digest=record.kit.digest, over_budget=over_budget, told=told, backup=backup,
-        why="restore" if backup else "move",
+        why="restore" if backup else "move", prove_archive=bool(backup),
     )  # fmt: skip
 
 
 def _perform(job: Job, operation: str, *, inputs: Decided, finish: str) -> tuple[Record, SelfTest]:
     book = Journal(job.house.paths, job.id)
     opened = book.open(operation, inputs=inputs, finish=finish)
+    job = replace(job, resumed=bool(opened.done))
     done = journal.perform(book, opened, job, STEPS, told=lambda step: job.told(step.doing))
     return job.record(), moving.result_of(done)

@@ -20,7 +20,7 @@ from troupe_tasks.errors import MoveFailed, SandboxFailed, SandboxGone, TroupeEr
 from troupe_tasks.journal import Decided, Journal
 from troupe_tasks.kits import image, pins
 from troupe_tasks.kits.model import Kit
-from troupe_tasks.operations import gateway, outfit, room, wiring
+from troupe_tasks.operations import gateway, outfit, room, vault, wiring
 from troupe_tasks.operations.house import House, gateway_name
 from troupe_tasks.operations.selftest import judged
 from troupe_tasks.record import KitPin, Record, SelfTest, Sizes
@@ -42,6 +42,10 @@ class Job:
     digest: str | None = None
     over_budget: bool = False
     told: Callable[[str], None] = field(default=lambda _line: None)
+    resumed: bool = False
+    """Whether an earlier run of it was interrupted, or failed."""
+    prove_archive: bool = False
+    """Whether what it archives is put into no sandbox on the way, and has to be proved by itself."""
 
     def record(self) -> Record:
         """Return the agent's record as it is now."""
@@ -92,10 +96,15 @@ def or_back(do: Callable[[AnyJob, Done], Decided]) -> Callable[[AnyJob, Done], D
             return {}
         try:
             return do(job, done)
-        except TroupeError as error:
-            return {"failed": line(str(error), 400)}
+        except Exception as error:  # noqa: BLE001 - a fault of troupe's own must not leave the agent down either
+            return {"failed": cause(error)}
 
     return step
+
+
+def cause(error: Exception) -> str:
+    """Return what went wrong, for a receipt and for a person."""
+    return line(str(error) if isinstance(error, TroupeError) else f"{type(error).__name__}: {error}", 400)
 
 
 def failure(done: Done) -> str | None:
@@ -176,24 +185,23 @@ def make(job: Job, done: Done) -> Decided:
     there = job.moved(done)
     root = image.ensure_image(job.kit, job.house.paths, job.told).path
     wiring.open_way_out(job.house, there, job.kit)
-    driver = job.house.driver(there.driver)
-    identity = driver.create(outfit.spec(job.house, there, job.kit, image=root))
-    driver.start(there.sandbox)
+    identity = outfit.make(job.house, there, outfit.spec(job.house, there, job.kit, image=root))
+    job.house.driver(there.driver).start(there.sandbox)
     return {"identity": identity}
 
 
 def test(job: Job, done: Done) -> Decided:
     """Send one message in the new sandbox: only an answer lets the move go on."""
-    cause = failure(done)
-    if cause is None:
+    why = failure(done)
+    if why is None:
         there = job.moved(done)
         try:
             job.house.driver(there.driver).start(there.sandbox)  # the machine may have restarted meanwhile
             result = judged(job.house, there, job.kit)
             return {"passed": result.passed, "result": result.model_dump(mode="json")}
-        except TroupeError as error:
-            cause = line(str(error), 400)
-    return {"passed": False, "cause": cause}
+        except Exception as error:  # noqa: BLE001 - as in or_back
+            why = cause(error)
+    return {"passed": False, "cause": why}
 
 
 def switch(job: Job, done: Done) -> Decided:
@@ -214,11 +222,31 @@ def go_on(job: Job, done: Done) -> Decided:
     if not passed(done):
         with suppress(SandboxGone):  # it may never have been made
             job.house.driver(record.driver).stop(job.new(done), deadline_s=STOP_S)
-    go_on_as_wanted(job.house, record)
+    return up_again(job.house, record, resumed=job.resumed)
+
+
+def up_again(house: House, record: Record, *, resumed: bool) -> Decided:
+    """Have it run as it is wanted. What fails a second time too ends the operation: a restore may be what helps."""
+    try:
+        _go_on_as_wanted(house, record)
+    except TroupeError as error:
+        if not resumed:
+            raise
+        return {"down": cause(error)}
     return {}
 
 
-def go_on_as_wanted(house: House, record: Record) -> None:
+def refuse_down(done: Done) -> None:
+    """Raise SandboxFailed when the agent could not be started again."""
+    decided = done.get("go-on", {})
+    if "down" in decided:
+        raise SandboxFailed(
+            "the agent could not be started again", cause=str(decided["down"]),
+            hint="`troupe start ID` tries once more; `troupe restore ID` brings its newest backup back.",
+        )  # fmt: skip
+
+
+def _go_on_as_wanted(house: House, record: Record) -> None:
     """Start the sandbox and its gateway, or stop it, as the agent is wanted."""
     driver = house.driver(record.driver)
     if not usable(house, record):
@@ -231,11 +259,14 @@ def go_on_as_wanted(house: House, record: Record) -> None:
 
 
 def held_bytes(house: House, record: Record) -> int:
-    """Return what an archive of the agent's sandbox may take, by its own account; one that was stopped is again."""
+    """Return what an archive of the agent's sandbox may take, by its own account; one that was stopped is again.
+
+    It can't hold more than its disk, whatever it says.
+    """
     driver = house.driver(record.driver)
     driver.start(record.sandbox)
     try:
-        return measure(driver, record.sandbox).archive_bytes
+        return min(measure(driver, record.sandbox).archive_bytes, vault.most_bytes(record))
     finally:
         if record.wanted == "down":
             driver.stop(record.sandbox, deadline_s=STOP_S)
@@ -277,6 +308,7 @@ def passed(done: Done) -> bool:
 
 def result_of(done: Done) -> SelfTest:
     """Return how the message in the new sandbox went; raises MoveFailed when the agent went back."""
+    refuse_down(done)
     tested = done["test"]
     if tested["passed"] is True:
         return SelfTest.model_validate(tested["result"])

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from troupe_tasks import durable
+from troupe_tasks.archives.put import keep as archive_keep
 from troupe_tasks.kits import compose
 from troupe_tasks.kits.model import Kit
 from troupe_tasks.operations import gateway, wiring
@@ -15,6 +16,7 @@ from troupe_tasks.sandbox.protocol import GUEST_DIR, SandboxSpec, Sizes
 
 ENV_FILE = f"{compose.HERMES_HOME}/.env"
 _SOUL = "SOUL.md"
+_SYNC_S = 600.0
 
 
 def spec(house: House, record: Record, kit: Kit, *, image: Path) -> SandboxSpec:
@@ -27,6 +29,19 @@ def spec(house: House, record: Record, kit: Kit, *, image: Path) -> SandboxSpec:
     )  # fmt: skip
 
 
+def make(house: House, record: Record, wanted: SandboxSpec) -> str:
+    """Make a sandbox of the agent's, isolated as its record says, and return its identity.
+
+    Never another way: the one that is strongest now may be weaker, and has not what the agent's files need.
+    """
+    return house.driver(record.driver, isolation=record.isolation).create(wanted)
+
+
+def keep(house: House, record: Record) -> None:
+    """Have all that its sandbox holds outlive a power cut: a receipt may say then that it is there."""
+    archive_keep(house.driver(record.driver), record.sandbox, deadline_s=_SYNC_S)
+
+
 def furnish(house: House, record: Record, kit: Kit) -> None:
     """Put the files of a new agent into its sandbox, by a program inside."""
     files = compose.state_files(
@@ -37,6 +52,7 @@ def furnish(house: House, record: Record, kit: Kit) -> None:
     driver.start(record.sandbox)  # the machine may have restarted since the last receipt
     ran = driver.run(record.sandbox, compose.UNPACK, stdin=compose.archive(files), cwd="/", deadline_s=60)
     gateway.expect_success(ran, "putting files into the sandbox")
+    keep(house, record)
 
 
 def settle(house: House, record: Record, kit: Kit) -> None:
@@ -50,6 +66,7 @@ def settle(house: House, record: Record, kit: Kit) -> None:
     driver.start(record.sandbox)
     ran = driver.run(record.sandbox, command, stdin=changes, cwd="/", deadline_s=60)
     gateway.expect_success(ran, "putting the stand-ins into the sandbox")
+    keep(house, record)
 
 
 def keep_soul(house: House, agent_id: str, soul: str | None) -> None:

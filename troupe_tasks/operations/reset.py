@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from troupe_tasks import journal, locks
 from troupe_tasks import record as records
@@ -89,5 +90,6 @@ def reset(house: House, agent_id: str, *, over_budget: bool, told: Callable[[str
         book.refuse_others("reset")
         job = _job(house, agent_id, over_budget=over_budget, told=told)
         opened = book.open("reset", inputs={}, finish=f"troupe reset {agent_id} --yes")
+        job = replace(job, resumed=bool(opened.done))
         done = journal.perform(book, opened, job, STEPS, told=lambda step: told(step.doing))
     return moving.result_of(done)

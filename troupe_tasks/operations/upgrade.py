@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -21,7 +21,7 @@ from troupe_tasks.kits import local, oci, pins
 from troupe_tasks.kits.model import Kit
 from troupe_tasks.kits.services import Service
 from troupe_tasks.kits.settings import settle as settle_settings
-from troupe_tasks.operations import images, move, moving, seeding, wiring
+from troupe_tasks.operations import images, leaving, move, moving, outfit, seeding, wiring
 from troupe_tasks.operations import kit as kits
 from troupe_tasks.operations.house import House
 from troupe_tasks.operations.kit import Found
@@ -60,6 +60,7 @@ class Upgraded(BaseModel):
     edits: tuple[str, ...]
 
 
+@moving.or_back
 def keep_keys(job: Job, done: Done) -> Decided:
     """Keep the keys that the new version requires, each proved readable."""
     record = job.record().model_copy(update={"services": job.services})
@@ -71,6 +72,7 @@ def seed(job: Job, done: Done) -> Decided:
     """Bring the seeded files up to the new version, and keep the agent's edits of them."""
     job.house.driver(job.record().driver).start(job.new(done))
     found = seeding.bring_up(job.house, job.moved(done), old=job.old_kit, new=job.kit)
+    outfit.keep(job.house, job.moved(done))
     return {"edits": list(found)}
 
 
@@ -94,7 +96,7 @@ def switch(job: Job, done: Done) -> Decided:
 
 def leave(job: Job, done: Done) -> Decided:
     """Remove the sandbox in which it does not live, and the old version's image once no agent uses it."""
-    decided = move.leave(job, done)
+    decided = leaving.leave(job, done)
     if not moving.passed(done):  # the next try needs the new version's image
         return decided
     removed = images.remove_unused(job.house, job.old_kit, told=job.told)
@@ -116,6 +118,7 @@ STEPS: tuple[Step[Job], ...] = (
     Step("test", moving.test, "sending it a first message"),
     Step("switch", switch, "recording where it lives"),
     Step("go-on", moving.go_on, "starting the gateway"),
+    Step("recheck", leaving.recheck, "reading its archive once more"),
     Step("leave", leave, "removing the sandbox that it left"),
 )
 
@@ -218,6 +221,7 @@ def upgrade(
         inputs: Decided = {"version": found.kit.version, "digest": found.digest, "from": job.old_kit.version}
         book = Journal(house.paths, agent_id)
         opened = book.open("upgrade", inputs=inputs, finish=f"troupe upgrade {agent_id}")
+        job = replace(job, resumed=bool(opened.done))
         done = journal.perform(book, opened, job, STEPS, told=lambda step: told(step.doing))
     result = moving.result_of(done)
     folder = seeding.place(house, agent_id, job.old_kit.version, found.kit.version)

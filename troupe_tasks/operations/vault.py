@@ -77,8 +77,7 @@ def archive(house: House, record: Record, sandbox: str, name: str, *, told: Call
         found = disk.load(folder)
         disk.rehash(folder, found)
     except BackupDamaged:
-        disk.discard(folder)
-        durable.remove_tree(folder / _PROOF)  # of what was there before
+        discard(house, record.id, name)
     else:
         return found
     kit = pins.pinned(house.paths, record.kit.type, record.kit.version)
@@ -88,9 +87,24 @@ def archive(house: House, record: Record, sandbox: str, name: str, *, told: Call
     )  # fmt: skip
 
 
+def discard(house: House, agent_id: str, name: str) -> None:
+    """Remove an archive, and the proof of what was there before."""
+    disk.discard(place(house, agent_id, name))
+    durable.remove_tree(place(house, agent_id, name) / _PROOF)
+
+
+def most_bytes(record: Record) -> int:
+    """Return what an archive of all that an agent has may take at most."""
+    return (record.sizes.storage_mib << 20) + _HEADERS_BYTES
+
+
+def parts_bytes(kit: Kit, held_bytes: int) -> int:
+    """Return what both parts may take: Hermes's own backup holds once more what the archive of everything holds."""
+    return held_bytes * (2 if kit.commands.backup else 1)
+
+
 def _cap_bytes(record: Record, kit: Kit) -> int:
-    # Hermes's own backup holds once more what the archive of everything holds.
-    return (record.sizes.storage_mib << 20) * (2 if kit.commands.backup else 1) + _HEADERS_BYTES
+    return parts_bytes(kit, most_bytes(record))
 
 
 def spare_mib(house: House) -> int:
@@ -111,8 +125,9 @@ def refuse_without_room(house: House, *, archive_bytes: int, sandbox_bytes: int)
     needed = int((archive_bytes + sandbox_bytes) * _MORE) >> 20
     spare = spare_mib(house)
     if needed > spare:
+        what = "its archive and a second sandbox" if archive_bytes else "a second sandbox"
         raise OverBudget(
-            "there is no room for its archive and a second sandbox", cause=(
+            f"there is no room for {what}", cause=(
                 f"they may take {show_mib(needed)}, and {show_mib(spare)} are free above the reserve of "
                 f"{show_mib(reserve_mib(house))}"
             ), hint="Free some disk, or set a smaller reserve: `troupe config set reserve 10`.",

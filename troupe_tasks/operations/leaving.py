@@ -1,0 +1,93 @@
+"""Leave the sandbox that an agent has moved out of: it goes by the word of an archive that is whole now, or it stays.
+
+The agent lives in its new sandbox already. So nothing here sends it back, and nothing here is worth a loss: whatever
+speaks against the removal leaves the old sandbox where it is, and the person is told.
+"""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from troupe_tasks.archives import disk
+from troupe_tasks.errors import BackupDamaged, SandboxFailed
+from troupe_tasks.journal import Decided
+from troupe_tasks.operations import backup, moving, vault
+from troupe_tasks.operations.moving import Done, Job
+from troupe_tasks.text import line
+
+
+def recheck(job: Job, done: Done) -> Decided:
+    """Decide which archive the old sandbox may go by: the one that its receipt tells of, or one taken anew.
+
+    None when there is no such archive; nor need there be one of a sandbox that can't be used any more. What a restore
+    has archived was put into no sandbox yet: that is done now.
+    """
+    if not moving.passed(done) or not _is_there(job, job.old(done)):
+        return {"archive": None}
+    try:
+        found = _whole(job, done)
+        if found is not None and job.prove_archive:
+            backup.prove_in_scratch(job.house, job.record(), _name(done), told=job.told)
+    except (
+        SandboxFailed,
+        BackupDamaged,
+    ) as error:  # of a fault of this machine's the same command is run again
+        job.told(f"the archive of {job.old(done)} is not relied on: {error}")
+        return {"archive": None, "why": line(str(error), 400)}
+    return {"archive": found}
+
+
+def _whole(job: Job, done: Done) -> JsonValue:
+    """Return the archive's own description, read again; one that was damaged since is taken anew."""
+    expected = done["archive"]["archive"]
+    if expected is None:
+        return None
+    try:
+        _prove(job, done, expected)
+    except BackupDamaged as error:
+        job.told(f"archiving once more: {error}")
+        vault.discard(job.house, job.id, _name(done))
+        record = job.record()
+        job.house.driver(record.driver).start(job.old(done))
+        found = vault.archive(job.house, record, job.old(done), _name(done), told=job.told)
+        return found.model_dump(mode="json")
+    return expected
+
+
+def _prove(job: Job, done: Done, expected: JsonValue) -> None:
+    folder = vault.place(job.house, job.id, _name(done))
+    found = disk.load(folder)
+    if found.model_dump(mode="json") != expected:
+        raise BackupDamaged(f"{folder} is not the archive that the receipt tells of")
+    disk.rehash(folder, found)
+
+
+def _name(done: Done) -> str:
+    return str(done["look"]["archive"])
+
+
+def leave(job: Job, done: Done) -> Decided:
+    """Remove the sandbox in which it does not live, or say why that is left alone."""
+    if not moving.passed(done):
+        return moving.leave(job, done)
+    old = job.old(done)
+    if not _is_there(job, job.new(done)):
+        return _left(job, old, f"{job.new(done)} can't be used, so this may be all that there is")
+    if _is_there(job, old):
+        expected = done["recheck"]["archive"]
+        if expected is None:
+            return _left(job, old, "what is in it was not archived")
+        try:
+            _prove(job, done, expected)
+        except BackupDamaged as error:
+            return _left(job, old, str(error))
+    return moving.leave(job, done)
+
+
+def _is_there(job: Job, sandbox: str) -> bool:
+    return moving.startable(job.house, job.record().driver, sandbox)
+
+
+def _left(job: Job, sandbox: str, why: str) -> Decided:
+    job.told(f"{sandbox} is left alone: {why}; `troupe delete {job.id}` takes it away with the agent")
+    return {"left": sandbox, "why": line(why, 300)}

@@ -1,9 +1,10 @@
 """Compare the agent's seeded files with its kit's (look), or bring them up to date (apply): seeds.py WORK HOME.
 
 `look` reads {"PATH": [OLD, NEW]} on stdin, the SHA-256 of the seed in the kit version that it has and in the one that
-it gets, null where there is none, and prints {"PATH": STATE}: absent, new, old, edited, or odd (not a plain file).
-`apply` reads {"PATH": {"data": BASE64, "mode": 384} or null}: writes the file, or removes it. What is odd is moved
-aside, to PATH.before. It runs inside the sandbox, as the agent's own user, on the image's Python.
+it gets, null where there is none, and prints {"PATH": STATE}: absent, new, old, edited, large (edited, and too large to
+be kept elsewhere), or odd (not a plain file). `apply` reads {"PATH": {"data": BASE64, "mode": 384} or null}: writes the
+file, or removes it. What is odd or large is moved aside, to PATH.before. It runs inside the sandbox, as the agent's own
+user, on the image's Python.
 """
 
 import base64
@@ -14,6 +15,7 @@ import stat
 import sys
 
 CAP = 8 << 20
+LARGE = 4 << 20  # as troupe_tasks/operations/seeding.py keeps
 
 
 def state(path, old, new):
@@ -24,6 +26,8 @@ def state(path, old, new):
         return "absent"
     if not stat.S_ISREG(status.st_mode):
         return "odd"
+    if status.st_size > LARGE:
+        return "large"
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while data := file.read(1 << 20):
@@ -36,7 +40,7 @@ def write(path, data, mode):
     """Replace a file in one rename; folders on the way are made, and what stands in their place moved aside."""
     folder = os.path.dirname(path)
     make_folder(folder)
-    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+    if os.path.lexists(path) and (not stat.S_ISREG(os.lstat(path).st_mode) or os.lstat(path).st_size > LARGE):
         put_aside(path)
     beside = f"{path}.new"
     if os.path.lexists(beside):

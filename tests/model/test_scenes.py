@@ -22,7 +22,7 @@ from troupe_tasks.errors import (
     Unfinished,
 )
 from troupe_tasks.kits import image, pins
-from troupe_tasks.operations import backup, move, moving, vault
+from troupe_tasks.operations import backup, move, moving, upgrade, vault
 from troupe_tasks.paths import Paths
 from troupe_tasks.sizes import Wanted
 
@@ -358,6 +358,26 @@ def test_an_upgrade_that_went_back_keeps_no_edits_for_it_replaced_none(stage: St
     stage.upgrade()
     (kept,) = [path for path in stage.paths.live_apply(ID).rglob("*") if path.is_file()]
     assert kept.read_text() == "the agent's own"
+
+
+def test_what_stands_in_a_seeds_place_and_is_too_large_or_no_file_is_set_aside_and_listed(
+    stage: Stage,
+) -> None:
+    stage.create()
+    home = stage.sandboxes.place(ID) / "state/hermes/skills"
+    (home / "one.md").write_bytes(bytes((4 << 20) + 1))
+    (home / "even.md").unlink(missing_ok=True)
+    (home / "even.md").mkdir()
+    stage.publish("0.2.0")
+    done = stage.upgrade()
+    assert isinstance(done, upgrade.Upgraded)
+    assert done.edits == tuple(
+        f"skills/{name}.md (it is skills/{name}.md.before now)" for name in ("even", "one")
+    )
+    there = stage.sandboxes.place(stage.record().sandbox) / "state/hermes/skills"
+    assert (there / "one.md").read_text() == "one of 0.2.0\n"
+    assert (there / "one.md.before").stat().st_size == (4 << 20) + 1
+    assert (there / "even.md.before").is_dir()
 
 
 def test_what_a_killed_delete_left_keeps_no_later_agent_from_being_deleted(stage: Stage) -> None:

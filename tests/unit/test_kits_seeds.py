@@ -72,15 +72,20 @@ def digest(data: bytes) -> str:
 
 
 def test_the_state_of_each_place_is_told(tmp_path: Path) -> None:
-    for name, data in (("new", b"new"), ("old", b"old"), ("edited", b"mine")):
+    for name, data in (
+        ("new", b"new"),
+        ("old", b"old"),
+        ("edited", b"mine"),
+        ("large", bytes((4 << 20) + 1)),
+    ):
         (tmp_path / name).write_bytes(data)
     (tmp_path / "link").symlink_to("new")
     (tmp_path / "folder").mkdir()
-    asked = {name: [digest(b"old"), digest(b"new")] for name in ("new", "old", "edited", "link", "folder", "gone",
-                                                                 "old/below")}  # fmt: skip
+    names = ("new", "old", "edited", "large", "link", "folder", "gone", "old/below")
+    asked = {name: [digest(b"old"), digest(b"new")] for name in names}
     assert json.loads(inside("look", tmp_path, asked)) == {
-        "new": "new", "old": "old", "edited": "edited", "link": "odd", "folder": "odd", "gone": "absent",
-        "old/below": "absent",
+        "new": "new", "old": "old", "edited": "edited", "large": "large", "link": "odd", "folder": "odd",
+        "gone": "absent", "old/below": "absent",
     }  # fmt: skip
 
 
@@ -92,12 +97,17 @@ def test_files_are_written_removed_and_what_is_odd_is_kept_aside(tmp_path: Path)
     (home / "skills/link").symlink_to(outside)
     (home / "skills/file").write_bytes(b"stands where a folder is needed")
     (home / "skills/gone").write_bytes(b"old")
+    large = bytes((4 << 20) + 1)
+    (home / "skills/large").write_bytes(large)
     one = {"data": base64.b64encode(b"#!new").decode(), "mode": 0o700}
+    wanted = {"skills/link": one, "skills/file/SKILL.md": one, "skills/gone": None, "skills/large": one}
     for _ in range(2):
-        inside("apply", home, {"skills/link": one, "skills/file/SKILL.md": one, "skills/gone": None})
+        inside("apply", home, wanted)
     assert (home / "skills/link").read_bytes() == b"#!new"
     assert (home / "skills/link").stat().st_mode & 0o777 == 0o700
     assert (home / "skills/link.before").is_symlink()
+    assert (home / "skills/large.before").read_bytes() == large
+    assert (home / "skills/large").read_bytes() == b"#!new"
     assert (home / "skills/file.before").read_bytes() == b"stands where a folder is needed"
     assert (home / "skills/file/SKILL.md").read_bytes() == b"#!new"
     assert not (home / "skills/gone").exists()

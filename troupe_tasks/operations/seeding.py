@@ -11,18 +11,20 @@ from typing import Annotated, BinaryIO, Literal, cast
 from pydantic import Field, TypeAdapter, ValidationError
 
 from troupe_tasks import durable
-from troupe_tasks.errors import SandboxFailed
+from troupe_tasks.errors import DiskFull, SandboxFailed
 from troupe_tasks.kits import compose, seeds
 from troupe_tasks.kits.model import Kit
 from troupe_tasks.kits.seeds import Seed
-from troupe_tasks.operations import gateway
+from troupe_tasks.operations import gateway, vault
 from troupe_tasks.operations.house import House
 from troupe_tasks.record import Record
 from troupe_tasks.sandbox.protocol import GUEST_DIR
 from troupe_tasks.strict import complaint
 from troupe_tasks.text import line
 
-_State = Literal["absent", "new", "old", "edited", "odd"]
+_State = Literal["absent", "new", "old", "edited", "large", "odd"]
+# No plain file, or too large to be kept here: moved aside inside.
+_ASIDE = ("odd", "large")
 _States = TypeAdapter(dict[Annotated[str, Field(max_length=1000)], _State])
 _EDIT_CAP_BYTES = 4 << 20
 _DEADLINE_S = 60.0
@@ -36,12 +38,16 @@ def bring_up(house: House, there: Record, *, old: Kit, new: Kit) -> list[str]:
     before = {seed.path: seed for seed in seeds.read(old.folder)}
     after = {seed.path: seed for seed in seeds.read(new.folder)}
     states = _look(house, there, before, after)
-    replaced = [path for path, state in states.items() if path in after and state == "edited"]
     folder = place(house, there.id, old.version, new.version)
-    for path in replaced:
+    for path in [path for path, state in states.items() if path in after and state == "edited"]:
         _keep(house, there, path, folder / path)
     _apply(house, there, _changes(states, after))
-    return kept(folder)
+    aside = [
+        f"{path} (it is {path}.before now)"
+        for path, state in states.items()
+        if path in after and state in _ASIDE
+    ]
+    return [*kept(folder), *aside]
 
 
 def place(house: House, agent_id: str, old: str, new: str) -> Path:
@@ -88,6 +94,8 @@ def _look(
 
 def _keep(house: House, there: Record, path: str, target: Path) -> None:
     """Copy an edited file to the host, whole; its name is the kit's, its content is nothing that is read here."""
+    if vault.spare_mib(house) << 20 < _EDIT_CAP_BYTES:
+        raise DiskFull(f"no room left above the reserve to keep the agent's edit of {path}")
     durable.make_private_dir(target.parent)
     with durable.fresh(target) as file:
         done = house.driver(there.driver).stream(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -225,9 +225,12 @@ def upgrade(
         done = journal.perform(book, opened, job, STEPS, told=lambda step: told(step.doing))
     result = moving.result_of(done)
     folder = seeding.place(house, agent_id, job.old_kit.version, found.kit.version)
-    edits = tuple(seeding.kept(folder))
+    edits = tuple(str(path) for path in cast("list[object]", done["seed"]["edits"]))
     return Upgraded(
-        agent=job.record(), self_test=result, edits=edits, edits_kept_in=str(folder) if edits else None
+        agent=job.record(),
+        self_test=result,
+        edits=edits,
+        edits_kept_in=str(folder) if folder.is_dir() else None,
     )
 
 

@@ -22,8 +22,9 @@ from troupe_tasks.errors import (
 from troupe_tasks.host import cgroups
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox import stream as streaming
+from troupe_tasks.sandbox.capsule import entries
 from troupe_tasks.sandbox.capsule import saved as keeping
-from troupe_tasks.sandbox.capsule.engine import BASE_ENV, Engine, Entry, Running
+from troupe_tasks.sandbox.capsule.engine import BASE_ENV, Engine, Running
 from troupe_tasks.sandbox.capsule.saved import Saved
 from troupe_tasks.sandbox.protocol import (
     GUEST_DIR,
@@ -334,7 +335,7 @@ class Capsule:
         inside = {**self._env(saved, env), "TROUPE_RUN": mark}
         entry = engine.enter(saved, argv, env=inside, cwd=cwd, report=True, tty=False)
         try:
-            pumped = _pumped(
+            pumped = entries.pumped(
                 entry, source, sink, cap_bytes=cap_bytes, deadline_s=deadline_s, stop_at_cap=stop_at_cap,
                 stall_s=stall_s,
             )  # fmt: skip
@@ -342,7 +343,7 @@ class Capsule:
             self._reap(saved, engine, mark)
             raise
         finally:
-            began = _close(entry)
+            began = entries.close(entry)
         if pumped.late or pumped.over:
             self._reap(saved, engine, mark)
         streaming.refuse_cut(pumped, sandbox_id, deadline_s=deadline_s, stall_s=stall_s, cap_bytes=cap_bytes)
@@ -363,7 +364,7 @@ class Capsule:
         """End what a command left behind inside: killing the host's side of it does not."""
         entry = engine.enter(saved, [*_REAPER, mark], env=BASE_ENV, cwd="/", report=False, tty=False)
         with contextlib.suppress(TroupeError):
-            _pumped(entry, b"", None, cap_bytes=1024, deadline_s=_REAP_S, stop_at_cap=False)
+            entries.pumped(entry, b"", None, cap_bytes=1024, deadline_s=_REAP_S, stop_at_cap=False)
 
 
 def _unreadable(sandbox_id: str) -> SandboxInfo:
@@ -388,34 +389,3 @@ while True:
     except OSError:
         time.sleep(0.01)
 """
-
-
-def _pumped(
-    entry: Entry,
-    source: BinaryIO | bytes,
-    sink: streaming.Kept | BinaryIO | None,
-    *,
-    cap_bytes: int,
-    deadline_s: float,
-    stop_at_cap: bool,
-    stall_s: float | None = None,
-) -> streaming.Pumped:
-    import subprocess
-
-    pass_fds = () if entry.report_fd is None else (entry.report_fd,)
-    pipe = subprocess.PIPE
-    child = process.spawn(entry.argv, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=pass_fds)
-    return streaming.pump(
-        child, source=source, sink=sink, cap_bytes=cap_bytes, deadline_s=deadline_s, stop_at_cap=stop_at_cap,
-        stall_s=stall_s,
-    )  # fmt: skip
-
-
-def _close(entry: Entry) -> bool:
-    """Close an entry's report and tell whether the command inside had begun."""
-    if entry.report_fd is None:
-        return True
-    try:
-        return os.fstat(entry.report_fd).st_size > 0
-    finally:
-        os.close(entry.report_fd)

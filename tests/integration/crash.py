@@ -20,7 +20,7 @@ from troupe_tasks.paths import Paths
 STEPS: dict[str, tuple[Step[Any], ...]] = {
     "create": create.STEPS, "delete": delete.STEPS, "stop": power.STOP, "start": power.START,
     "secret-set": secrets.SET, "secret-remove": secrets.REMOVE, "reset": reset.STEPS, "resize": move.STEPS,
-    "upgrade": upgrade.STEPS, "backup": backup.BACKUP, "drill": backup.DRILL,
+    "restore": move.STEPS, "upgrade": upgrade.STEPS, "backup": backup.BACKUP, "drill": backup.DRILL,
 }  # fmt: skip
 # What a command that asks for a key is given.
 KEY = "k-" + "0123456789abcdef" * 2

@@ -20,10 +20,12 @@ NAME, ID = "Moved Test", "moved-test"
 COMMANDS = {
     "resize": ("resize", ID, "--storage", "2"),
     "reset": ("reset", ID, "--yes"),
+    "restore": ("restore", ID, "--yes"),
     "upgrade": ("upgrade", ID),
     "backup": ("backup", ID),
     "drill": ("backup", ID, "--drill"),
 }
+MOVES = ("resize", "upgrade", "restore")
 WORK = """\
 mkdir -p "/workspace/a b/$(printf 'n\\303\\251\\nx')"
 echo precious > "/workspace/a b/one"
@@ -122,6 +124,7 @@ def state_of(house: House, operation: str) -> str | None:
     [
         "resize",
         "upgrade",
+        "restore",  # of what the upgrade has archived, which is what the agent has
         "reset",
         *(pytest.param(one, marks=pytest.mark.chaos) for one in ("backup", "drill")),
     ],
@@ -131,7 +134,7 @@ def test_killed_at_every_point_in_turn_it_goes_on_and_finishes(moved: House, ope
     was = records.load(moved.paths, ID)
     command = COMMANDS[operation]
     before = set(moved.paths.backups(ID).iterdir())
-    still = still_somewhere(before) if operation in ("resize", "upgrade") else lambda _house: None
+    still = still_somewhere(before) if operation in MOVES else lambda _house: None
     killed_everywhere(moved, operation, command, agent=ID, still=still)
     other = moved.troupe("stop", ID)
     assert other.status == 3, other
@@ -139,7 +142,7 @@ def test_killed_at_every_point_in_turn_it_goes_on_and_finishes(moved: House, ope
     assert again.status == 0, again
     assert_lives(moved, digest)
     now = records.load(moved.paths, ID)
-    assert now.move == was.move + (operation in ("resize", "upgrade", "reset"))
+    assert now.move == was.move + (operation in (*MOVES, "reset"))
     if operation == "resize":
         assert now.sizes.storage_mib == 2048
     if operation == "upgrade":
@@ -167,7 +170,7 @@ def test_a_resize_killed_again_and_again_one_call_later_finishes(moved: House) -
 def test_an_archive_damaged_before_the_old_sandbox_goes_is_taken_anew(moved: House) -> None:
     digest = state_of(moved, "resize")
     before = set(moved.paths.backups(ID).iterdir())
-    killed = kill_at(moved, "resize/leave/before", ("resize", ID))
+    killed = kill_at(moved, "resize/recheck/before", ("resize", ID))
     assert killed.status == -signal.SIGKILL, killed
     (folder,) = set(moved.paths.backups(ID).iterdir()) - before
     tar = folder / "files.tar"

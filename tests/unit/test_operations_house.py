@@ -90,6 +90,28 @@ def test_one_that_does_not_say_whether_it_is_ready_is_passed_over(
     release.set()
 
 
+def test_the_doctor_forgets_no_sbx_that_agents_live_in_ready_or_not(made: dict[str, Driver]) -> None:
+    house = House(Paths.from_env())
+    made["sbx"].ready = False
+    recorded(house, "caged", "capsule")
+    assert house.at_a_glance == "capsule"
+    recorded(house, "docked", "sbx")
+    assert house.at_a_glance == "sbx"
+    config.put(house.paths, "driver", "capsule")
+    assert house.at_a_glance == "capsule"
+    config.put(house.paths, "driver", "sbx")
+    house.paths.record("docked").unlink()
+    assert House(Paths.from_env()).at_a_glance == "sbx"
+
+
+def test_a_record_that_does_not_read_stops_no_doctor(made: dict[str, Driver]) -> None:
+    house = House(Paths.from_env())
+    recorded(house, "caged", "capsule")
+    house.paths.record("caged").write_text("{")
+    made["sbx"].ready = False
+    assert house.at_a_glance == "capsule"
+
+
 def test_a_runtime_that_does_not_answer_hides_no_other(made: dict[str, Driver]) -> None:
     made["sbx"].answers = False
     found = House(Paths.from_env()).listings()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from troupe_tasks import config
 from troupe_tasks.doctor.finding import Finding, Kind, Level
 from troupe_tasks.doctor.machine import Machine
-from troupe_tasks.doctor.run import Entry
+from troupe_tasks.doctor.run import CHECKS, Entry, run_doctor
 from troupe_tasks.errors import NotReady
 from troupe_tasks.operations import readiness
 from troupe_tasks.operations.house import House
 from troupe_tasks.paths import Paths
+from troupe_tasks.sandbox.sbx import calls
 
 
 def test_a_create_on_the_capsule_does_not_wait_for_a_guest_on_kvm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,6 +31,17 @@ def test_a_create_on_the_capsule_does_not_wait_for_a_guest_on_kvm(monkeypatch: p
     readiness.refuse_unready(House(Paths.from_env()))
     assert "KVM" not in asked
     assert {"CPU", "capsule programs", "user namespaces"} <= set(asked)
+
+
+def test_the_doctor_of_a_machine_whose_driver_is_sbx_wants_an_sbx(monkeypatch: pytest.MonkeyPatch) -> None:
+    sbx_alone = tuple(entry for entry in CHECKS if entry.requirement == "sbx")
+    monkeypatch.setattr(readiness, "run_doctor", partial(run_doctor, checks=sbx_alone))
+    monkeypatch.setattr(calls, "find", lambda: None)
+    house = House(Paths.from_env())
+    assert readiness.examine(house) == ()
+    config.put(house.paths, "driver", "sbx")
+    (found,) = readiness.examine(house)
+    assert (found.verdict, found.detail) == (Level.ACTION, "not installed")
 
 
 def test_what_stands_in_the_way_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

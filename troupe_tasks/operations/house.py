@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -47,8 +48,16 @@ class House:
 
     @property
     def at_a_glance(self) -> str:
-        """Return the same for who can't wait: a driver that does not answer at once is passed over."""
-        return self._told or drivers.strongest(self.paths, deadline_s=0.4)
+        """Return the driver that the doctor judges by, which can't wait: one that agents live in counts, ready or not.
+
+        Else one that does not answer at once is passed over.
+        """
+        if self._told:
+            return self._told
+        with suppress(TroupeError):  # a record that does not read is told where its agent is asked about
+            if any(record.driver == "sbx" for record in self.records()):
+                return "sbx"
+        return drivers.strongest(self.paths, deadline_s=0.4)
 
     @property
     def _told(self) -> str | None:

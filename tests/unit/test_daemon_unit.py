@@ -48,7 +48,7 @@ class Stage:
         return Done(0, f'{{"status": "{self.answers}"}}'.encode(), b"")
 
     def place(self, user: str = "jo", *, text: str = "") -> None:
-        for path, data in daemon.contents(SBX, user).items():
+        for path, data in daemon.contents(SBX, user, text=lambda _: "").items():
             target = self.root / path.relative_to("/")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text or data)
@@ -74,7 +74,7 @@ def test_the_drop_in_has_what_only_this_machine_has() -> None:
         "XDG_DATA_HOME": "relative",
         "HTTPS_PROXY": "http://me:pass@proxy",
     }
-    unit, drop_in = daemon.contents(SBX, "jo", env).values()
+    unit, drop_in = daemon.contents(SBX, "jo", text=lambda _: "", env=env).values()
     assert "User=jo" in drop_in.splitlines()
     assert 'Environment="SBX=/opt/a place/sbx"' in drop_in
     assert r'Environment="XDG_STATE_HOME=/srv/50%% \"x\""' in drop_in
@@ -82,6 +82,28 @@ def test_the_drop_in_has_what_only_this_machine_has() -> None:
     assert "pass" not in drop_in  # every user reads unit files
     assert "WantedBy=multi-user.target" in unit.splitlines()  # without it nothing can be enabled
     assert unit == (Path(__file__).parents[2] / "units" / "sbx-daemon.service").read_text()
+
+
+def test_a_session_that_names_other_places_moves_nothing_of_the_unit_there_is(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", '/srv/50% "x"')
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    stage.place()
+    for place in ("/elsewhere", ""):
+        monkeypatch.setenv("XDG_STATE_HOME", place)
+        monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+        _, drop_in = daemon.contents(SBX, "jo", text=stage.machine().text).values()
+        assert r'Environment="XDG_STATE_HOME=/srv/50%% \"x\""' in drop_in
+        assert "/elsewhere" not in drop_in
+        assert "/cache" not in drop_in
+        assert docker.daemon_unit(stage.machine()).verdict is Level.OK
+        _, moved = daemon.contents(Path("/usr/bin/sbx"), "jo", text=stage.machine().text).values()
+        assert moved != drop_in, "another program is another unit"
+    stage.answers = "stopped"
+    found = docker.daemon_unit(stage.machine())
+    assert "folders that this session names" in found.detail
+    assert "systemctl cat" in found.todo
 
 
 @pytest.mark.parametrize(

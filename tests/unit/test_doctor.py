@@ -15,6 +15,7 @@ from troupe_tasks.errors import NotReady, ReleaseFailed, ToolMissing, ToolTimeou
 from troupe_tasks.host.kvm import Kvm, KvmState
 from troupe_tasks.paths import Paths
 from troupe_tasks.process import Done
+from troupe_tasks.sandbox.sbx import calls
 from troupe_tasks.sandbox.sbx.signin import SignIn, Standing
 from troupe_tasks.stamp import Stamp
 
@@ -299,6 +300,21 @@ def test_a_machine_gets_its_verdict(
     assert finding.detail.isprintable()
     assert finding.todo.isprintable() or "\\n" in finding.todo
     assert finding.todo or not finding.stops, "who must act is told how"
+
+
+def test_sbx_is_asked_in_the_environment_of_every_other_call(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = ("sbx", "another")
+    for name in names:
+        (tmp_path / name).write_text("#!/bin/sh\nenv\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/srv/cache")
+    run = Machine.here(Paths.from_env()).run
+    said = [set(run([str(tmp_path / name)]).stdout.decode().splitlines()) for name in names]
+    assert {f"{name}={value}" for name, value in calls.environment().items()} <= said[0]
+    assert {"XDG_CACHE_HOME=/srv/cache", "SBX_NO_TELEMETRY=1"} <= said[0]
+    assert "XDG_CACHE_HOME=/srv/cache" not in said[1]
 
 
 def test_this_machine_has_facts() -> None:

@@ -45,3 +45,23 @@ def test_one_that_something_else_installed_is_refused(
     installed(monkeypatch, address="https://troupe.example", prefix=tmp_path / "pipx")
     with pytest.raises(Refused, match="not put here by its installer"):
         update(Paths.from_env())
+
+
+def test_the_installer_runs_with_the_persons_folders_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    paths = Paths.from_env()
+    installed(monkeypatch, address="https://troupe.example", prefix=paths.data / "releases/1.0.0-0")
+    monkeypatch.setattr(releases, "newest", lambda _address: "1.1.0", raising=False)
+    monkeypatch.setattr(
+        releases, "installer", lambda _address: f"env >{tmp_path}/env; echo $* >{tmp_path}/words".encode()
+    )
+    for name in ("CACHE", "CONFIG", "DATA", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", f"/srv/{name}")
+    monkeypatch.setenv("OPENAI_API_KEY", "a key")
+    assert update(paths).updated
+    found = (tmp_path / "env").read_text()
+    for name in ("CACHE", "CONFIG", "DATA", "STATE"):
+        assert f"XDG_{name}_HOME=/srv/{name}\n" in found
+    assert "a key" not in found
+    assert (tmp_path / "words").read_text() == "\n"

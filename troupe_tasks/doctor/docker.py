@@ -66,9 +66,7 @@ def daemon_unit(machine: Machine) -> Finding:
         return _note(name, "systemd is not the init here: the daemon is started when a command needs it")
     if machine.signed_in().standing is Standing.KEYRING:
         return _note(name, "left out: no unit can open your keyring, where sbx may keep its sign-in")
-    how = daemon.standing(
-        daemon.contents(Path(found), machine.user), Path(found), run=machine.run, text=machine.text
-    )
+    how = daemon.standing(Path(found), machine.user, run=machine.run, text=machine.text)
     if how.settled:
         return _ok(name, "installed, current, and running the daemon")
     return _finding(machine, name, *_unsettled(machine, how))
@@ -92,6 +90,11 @@ def _unsettled(machine: Machine, how: daemon.Standing) -> tuple[str, str]:
         return "not installed, or not current", todo
     if not how.enabled or not how.active:
         return "not started" if how.enabled else "not started with the machine", todo
+    if how.elsewhere:
+        return (
+            "the daemon does not answer in the folders that this session names by XDG_…_HOME",
+            f"Name those that `systemctl cat {daemon.UNIT}` shows, or none where it shows none.",
+        )
     return "the daemon does not answer", todo
 
 

@@ -27,7 +27,11 @@ _RELEASE_DEADLINE_S = 3.0
 
 
 def _run(argv: Sequence[str], *, deadline_s: float = TOOL_DEADLINE_S) -> Done:
-    return run(argv, deadline_s=deadline_s, cap_bytes=65536, ok=None)
+    from troupe_tasks.sandbox.sbx import calls
+
+    # What another environment finds is another sbx's: its settings, its daemon.
+    env = calls.environment() if Path(argv[0]).name == "sbx" else None
+    return run(argv, deadline_s=deadline_s, cap_bytes=65536, ok=None, env=env)
 
 
 def _which(program: str) -> str | None:

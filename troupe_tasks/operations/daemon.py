@@ -51,8 +51,11 @@ def settle(told: Callable[[str], None], *, root: Path = Path("/")) -> None:
         return
     assert sbx is not None  # noqa: S101 - _not_yet tells
     me = pwd.getpwuid(os.geteuid()).pw_name
-    wanted = daemon.contents(sbx, me)
-    look = partial(daemon.standing, wanted, sbx, run=_run, text=lambda path: text_of(root / path.lstrip("/")))
+
+    def text(path: str) -> str:
+        return text_of(root / path.lstrip("/"))
+
+    look = partial(daemon.standing, sbx, me, run=_run, text=text)
     found = look()
     if found.owner not in ("", me):
         raise Refused(
@@ -69,7 +72,7 @@ def settle(told: Callable[[str], None], *, root: Path = Path("/")) -> None:
         if as_root is None:
             told(f"the sandbox daemon's unit is left out: it takes root; install sudo, {_AGAIN}")
             return
-        _install(wanted, told, as_root=as_root, was_active=found.active)
+        _install(daemon.contents(sbx, me, text=text), told, as_root=as_root, was_active=found.active)
         if not look().settled:
             raise DaemonFailed(
                 "the sandbox daemon does not run under its unit",

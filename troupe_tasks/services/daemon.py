@@ -25,29 +25,46 @@ _ASKED = ("ActiveState", "UnitFileState", "StateChangeTimestamp", "Result", "Exe
 # Where sbx keeps its things: its program and its daemon must look in the same places.
 _PLACES = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
 _USER = re.compile(r"^User=(.*)$", re.MULTILINE)
+_PLACE = re.compile(rf'^Environment="(?:{"|".join(_PLACES)})=.*"$', re.MULTILINE)
+_DROP_IN: Final = FOLDER / f"{UNIT}.d" / "troupe.conf"
 
 Run = Callable[[Sequence[str]], Done]
+Text = Callable[[str], str]
 
 
-def contents(sbx: Path, user: str, env: Mapping[str, str] = os.environ) -> dict[Path, str]:
-    """Return each file of the unit with what belongs in it."""
-    places = [f"{name}={env[name]}" for name in _PLACES if env.get(name, "").startswith("/")]
+def contents(sbx: Path, user: str, *, text: Text, env: Mapping[str, str] = os.environ) -> dict[Path, str]:
+    """Return each file of the unit with what belongs in it; text reads a small file of the machine's.
+
+    The places of an installed one stay: a session that names others (over ssh, by a timer) must not move its things.
+    """
+    there = text(str(_DROP_IN))
     rows = [
         "# Written by troupe's installer: changes here are lost.",
         "[Service]",
         f"User={user}",
-        *(f"Environment={quoted(pair)}" for pair in (f"SBX={sbx}", *places)),
+        f"Environment={quoted(f'SBX={sbx}')}",
+        *(_PLACE.findall(there) if _USER.search(there) else _session(env)),
     ]
     unit = (resources.units_dir() / UNIT).read_text(encoding="utf-8")
-    return {FOLDER / UNIT: unit, FOLDER / f"{UNIT}.d" / "troupe.conf": "\n".join(rows) + "\n"}
+    return {FOLDER / UNIT: unit, _DROP_IN: "\n".join(rows) + "\n"}
+
+
+def _session(env: Mapping[str, str]) -> list[str]:
+    """Return the rows that name this session's places."""
+    named = (f"{name}={env[name]}" for name in _PLACES if env.get(name, "").startswith("/"))
+    return [f"Environment={quoted(pair)}" for pair in named]
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How the unit stands: its files, what systemd says of it, whether a daemon answers, and whose it is."""
+    """How the unit stands: its files, what systemd says of it, whether a daemon answers, and whose it is.
+
+    elsewhere: this session names other places than the unit has, so the daemon that it asks may be another.
+    """
 
     current: bool
     owner: str
+    elsewhere: bool
     active: bool
     enabled: bool
     failed: str
@@ -64,15 +81,17 @@ class Standing:
         return self.answers and not self.active
 
 
-def standing(wanted: Mapping[Path, str], sbx: Path, *, run: Run, text: Callable[[str], str]) -> Standing:
+def standing(sbx: Path, user: str, *, run: Run, text: Text, env: Mapping[str, str] = os.environ) -> Standing:
     """Return how the unit stands; run runs a program, text reads a small file of the machine's."""
+    wanted = contents(sbx, user, text=text, env=env)
     shown = run(["systemctl", "show", f"--property={','.join(_ASKED)}", "--", UNIT])
     facts = dict(row.partition("=")[::2] for row in shown.stdout.decode(errors="replace").splitlines())
-    owner = _USER.search(text(str(FOLDER / f"{UNIT}.d" / "troupe.conf")))
+    owner = _USER.search(text(str(_DROP_IN)))
     failed = f"since {facts.get('StateChangeTimestamp', '')}: {facts.get('Result', '')}"
     return Standing(
         current=all(text(str(path)) == data for path, data in wanted.items()),
         owner=owner[1] if owner else "",
+        elsewhere=_PLACE.findall(wanted[_DROP_IN]) != _session(env),
         active=facts.get("ActiveState") == "active",
         enabled=facts.get("UnitFileState") == "enabled",
         failed=failed if facts.get("ActiveState") == "failed" else "",

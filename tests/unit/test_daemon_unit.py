@@ -16,7 +16,7 @@ from troupe_tasks import process
 from troupe_tasks.doctor import docker
 from troupe_tasks.doctor.finding import Level
 from troupe_tasks.doctor.machine import Machine
-from troupe_tasks.errors import DaemonFailed, Refused, ToolTimeout
+from troupe_tasks.errors import DaemonFailed, NotReady, Refused, ToolTimeout
 from troupe_tasks.operations import daemon as operation
 from troupe_tasks.paths import Paths
 from troupe_tasks.process import Done
@@ -35,13 +35,15 @@ class Stage:
     active: str = "active"
     enabled: str = "enabled"
     answers: str = "running"
+    pid: int = 4242
     asked: list[str] = dataclasses.field(default_factory=list)
 
     def run(self, argv: Sequence[str]) -> Done:
         self.asked.append(" ".join(argv))
         if argv[0] == "systemctl":
             said = f"ActiveState={self.active}\nUnitFileState={self.enabled}\nResult=exit-code\n"
-            return Done(0, f"{said}StateChangeTimestamp=Mon 12:00 UTC\n".encode(), b"")
+            more = f"StateChangeTimestamp=Mon 12:00 UTC\nMainPID={self.pid}\n"
+            return Done(0, f"{said}{more}".encode(), b"")
         assert argv == [str(SBX), "daemon", "status", "--json"]
         if self.answers == "hangs":
             raise ToolTimeout("it did not end")
@@ -139,16 +141,20 @@ def test_doctor_asks_for_sbx_first_and_notes_a_keyring(stage: Stage) -> None:
         ("failed", "enabled", "stopped", "failed since Mon 12:00 UTC: exit-code", "sudo systemctl restart"),
         ("inactive", "enabled", "stopped", "not started", "installer again"),
         ("active", "disabled", "running", "not started with the machine", "installer again"),
-        ("active", "enabled", "stopped", "does not answer", "installer again"),
-        ("active", "enabled", "hangs", "does not answer", "installer again"),
+        ("active", "enabled", "stopped", "does not answer", "sudo systemctl restart"),
+        ("active", "enabled", "hangs", "does not answer", "sudo systemctl restart"),
         ("inactive", "enabled", "running", "a daemon runs outside it", "`sbx daemon stop`"),
+        ("activating", "enabled", "running", "a daemon runs outside it", "`sbx daemon stop`"),
+        ("activating 7", "enabled", "running", "is being started", "in a minute"),
+        ("activating 7", "enabled", "stopped", "is being started", "in a minute"),
     ],
 )
 def test_doctor_tells_what_systemd_and_sbx_say(
     stage: Stage, active: str, enabled: str, answers: str, *, detail: str, todo: str
 ) -> None:
     stage.place()
-    stage.active, stage.enabled, stage.answers = active, enabled, answers
+    stage.active, _, pid = active.partition(" ")
+    stage.enabled, stage.answers, stage.pid = enabled, answers, int(pid or 0)
     found = docker.daemon_unit(stage.machine())
     assert found.verdict is Level.ACTION
     assert detail in found.detail
@@ -229,9 +235,35 @@ def test_a_daemon_outside_the_unit_is_refused_and_nothing_done(installing: Stage
 
 def test_another_users_daemon_is_refused(installing: Stage) -> None:
     installing.place("somebody-else")
-    with pytest.raises(Refused, match="runs for somebody-else"):
+    with pytest.raises(Refused, match="runs for somebody-else") as refused:
         settled(installing)
+    assert "--without-units" in refused.value.hint
     assert "root" not in installing.asked
+
+
+def test_one_that_is_being_started_is_no_daemon_outside_the_unit(installing: Stage) -> None:
+    installing.place(pwd.getpwuid(os.geteuid()).pw_name)
+    installing.active, installing.enabled, installing.answers = "activating", "enabled", "running"
+    assert settled(installing) == []
+    assert "root" not in installing.asked
+
+
+@pytest.mark.parametrize("what", ["offline", "hangs"])
+def test_what_docker_runs_into_is_told_and_keeps_no_troupe_from_being_installed(
+    installing: Stage, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline() -> None:
+        raise NotReady("the session has expired \x1b", hint="`sbx login`")
+
+    installing.place(pwd.getpwuid(os.geteuid()).pw_name)
+    installing.active, installing.enabled, installing.answers = "active", "enabled", "running"
+    if what == "offline":
+        monkeypatch.setattr(host, "ensure_policy", offline)
+    else:
+        installing.answers = "hangs"
+    (told,) = settled(installing)
+    assert ("expired \\x1b. `sbx login`" if what == "offline" else "does not answer") in told
+    assert not {"root", "policy"} & set(installing.asked)
 
 
 def test_what_root_could_not_do_is_told(installing: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

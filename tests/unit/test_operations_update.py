@@ -65,3 +65,5 @@ def test_the_installer_runs_with_the_persons_folders_and_no_more(
         assert f"XDG_{name}_HOME=/srv/{name}\n" in found
     assert "a key" not in found
     assert (tmp_path / "words").read_text() == "\n"
+    update(paths, without_units=True)
+    assert (tmp_path / "words").read_text() == "--without-units\n"

@@ -7,14 +7,17 @@ from invoke import Context
 from troupe_tasks.commands.frame import command
 
 
-@command(example="troupe update", flags={})
-def update(context: Context, json: bool = False, debug: bool = False) -> None:
+@command(
+    example="troupe update",
+    flags={"without_units": "Leave the unit of Docker's sandbox daemon as it is."},
+)
+def update(context: Context, without_units: bool = False, json: bool = False, debug: bool = False) -> None:
     """Bring an installed troupe up to its newest release, by that release's own installer."""
     from troupe_tasks.commands.output import note, show_json
     from troupe_tasks.operations.update import update as bring
     from troupe_tasks.paths import Paths
 
-    done = bring(Paths.from_env())
+    done = bring(Paths.from_env(), without_units=without_units)
     if json:
         show_json(done)
     elif not done.updated:

@@ -80,14 +80,19 @@ def _unsettled(machine: Machine, how: daemon.Standing) -> tuple[str, str]:
         return f"it runs the daemon of {line(how.owner, 60)}", "Use troupe as that user."
     if how.outside:
         return "a daemon runs outside it", f"`sbx daemon stop`, which stops every sandbox. {todo}"
+    restart = machine.sudo(f"systemctl restart {daemon.UNIT}")
     if how.failed:
-        restart = machine.sudo(f"systemctl restart {daemon.UNIT}")
         return (
             f"failed {line(how.failed, 120)}",
             f"`journalctl -u {daemon.UNIT}` says why; `{restart}` tries again.",
         )
     if not how.current:
         return "not installed, or not current", todo
+    if how.starting:
+        return (
+            "is being started",
+            f"Ask again in a minute; `journalctl -u {daemon.UNIT}` says what it waits for.",
+        )
     if not how.enabled or not how.active:
         return "not started" if how.enabled else "not started with the machine", todo
     if how.elsewhere:
@@ -95,7 +100,7 @@ def _unsettled(machine: Machine, how: daemon.Standing) -> tuple[str, str]:
             "the daemon does not answer in the folders that this session names by XDG_…_HOME",
             f"Name those that `systemctl cat {daemon.UNIT}` shows, or none where it shows none.",
         )
-    return "the daemon does not answer", todo
+    return "the daemon does not answer", f"`{restart}`, which stops every sandbox."
 
 
 def _note(requirement: str, detail: str) -> Finding:

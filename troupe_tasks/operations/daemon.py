@@ -25,6 +25,7 @@ from troupe_tasks.text import escape, line
 
 _ASK_S = 20.0
 _AGAIN = "then run the installer again"
+_WITHOUT = "--without-units installs troupe all the same (`troupe update` takes it too)."
 _LEFT_OUT = {
     SignedIn.OUT: f"sbx is not signed in: `sbx login`, {_AGAIN}",
     SignedIn.DAMAGED: f"the store of its sign-in is damaged: `sbx login`, {_AGAIN}",
@@ -44,7 +45,10 @@ systemctl start "$5"
 
 
 def settle(told: Callable[[str], None], *, root: Path = Path("/")) -> None:
-    """Have the daemon run under its unit and a policy set, or tell why not; raises Refused and what sudo runs into."""
+    """Have the daemon run under its unit and a policy set, or tell why not; raises Refused and what sudo runs into.
+
+    What Docker's programs run into once the unit is in place is told: it is no fault of the troupe to be installed.
+    """
     sbx = calls.find()
     if reason := _not_yet(sbx, root):
         told(f"the sandbox daemon's unit is left out: {reason}")
@@ -60,25 +64,41 @@ def settle(told: Callable[[str], None], *, root: Path = Path("/")) -> None:
     if found.owner not in ("", me):
         raise Refused(
             f"the sandbox daemon of this machine runs for {line(found.owner, 60)}",
-            hint="One user of a machine has it. Use troupe as that user, or another driver.",
+            hint=f"One user of a machine has it. Use troupe as that user, or another driver. {_WITHOUT}",
         )
     if found.outside:
         raise Refused(
             "a sandbox daemon runs outside its unit",
-            hint=f"`sbx daemon stop`, which stops every sandbox, {_AGAIN}.",
+            hint=f"`sbx daemon stop`, which stops every sandbox, {_AGAIN}. {_WITHOUT}",
         )
-    if not found.settled:
+    if not found.in_place:
         as_root = _as_root()
         if as_root is None:
             told(f"the sandbox daemon's unit is left out: it takes root; install sudo, {_AGAIN}")
             return
         _install(daemon.contents(sbx, me, text=text), told, as_root=as_root, was_active=found.active)
-        if not look().settled:
+        found = look()
+        if not found.in_place:
             raise DaemonFailed(
                 "the sandbox daemon does not run under its unit",
-                hint=f"`systemctl status {daemon.UNIT}` says why.",
+                hint=f"`systemctl status {daemon.UNIT}` says why. {_WITHOUT}",
             )
-    host.ensure_policy()
+    _have_policy(found, told)
+
+
+def _have_policy(found: daemon.Standing, told: Callable[[str], None]) -> None:
+    """Have a network policy set, or tell why not yet; the first sandbox is not made without one either."""
+    if not found.answers:
+        told(
+            f"the sandbox daemon does not answer; `troupe doctor` and `journalctl -u {daemon.UNIT}` say more"
+        )
+        return
+    try:
+        host.ensure_policy()
+    except TroupeError as error:
+        told(
+            f"going on without looking after sbx's network policy: {line(str(error), 300)}. {line(error.hint, 300)}"
+        )
 
 
 def _not_yet(sbx: Path | None, root: Path) -> str:
@@ -114,7 +134,7 @@ def _install(
     if status != 0:
         raise DaemonFailed(
             f"the sandbox daemon's unit could not be put in place (status {status})", cause="why is above",
-            hint=f"`systemctl status {daemon.UNIT}` may say more. --without-units leaves it out.",
+            hint=f"`systemctl status {daemon.UNIT}` may say more. {_WITHOUT}",
         )  # fmt: skip
     if was_active:
         told(

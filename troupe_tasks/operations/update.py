@@ -33,7 +33,7 @@ class Update(BaseModel):
     updated: bool
 
 
-def update(paths: Paths) -> Update:
+def update(paths: Paths, *, without_units: bool = False) -> Update:
     """Run the newest release's installer when it is newer; raises Refused, ReleaseFailed."""
     ours = _stamped(paths)
     newest = releases.newest(ours.address)
@@ -42,9 +42,10 @@ def update(paths: Paths) -> Update:
     script = releases.installer(ours.address)
     file = durable.make_private_dir(paths.data / "releases") / ".install.sh"
     durable.write(file, script)
+    words = ["--without-units"] if without_units else []
     try:
         status = process.terminal(
-            ["timeout", "--foreground", str(_INSTALL_S), "sh", file], env=_environment()
+            ["timeout", "--foreground", str(_INSTALL_S), "sh", file, *words], env=_environment()
         )
     finally:
         file.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from troupe_tasks.services.units import quoted
 
 UNIT: Final = "sbx-daemon.service"
 FOLDER: Final = Path("/etc/systemd/system")
-_ASKED = ("ActiveState", "UnitFileState", "StateChangeTimestamp", "Result", "ExecMainStatus")
+_ASKED = ("ActiveState", "UnitFileState", "StateChangeTimestamp", "Result", "MainPID")
 # Where sbx keeps its things: its program and its daemon must look in the same places.
 _PLACES = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
 _USER = re.compile(r"^User=(.*)$", re.MULTILINE)
@@ -60,25 +60,32 @@ class Standing:
     """How the unit stands: its files, what systemd says of it, whether a daemon answers, and whose it is.
 
     elsewhere: this session names other places than the unit has, so the daemon that it asks may be another.
+    starting: systemd is bringing it up, and has a process of it. What answers then is that one.
     """
 
     current: bool
     owner: str
     elsewhere: bool
     active: bool
+    starting: bool
     enabled: bool
     failed: str
     answers: bool
 
     @property
+    def in_place(self) -> bool:
+        """Tell whether root has nothing to do: the daemon is the unit's, well or not."""
+        return self.current and self.enabled and (self.active or self.starting)
+
+    @property
     def settled(self) -> bool:
         """Tell whether nothing has to be done."""
-        return self.current and self.enabled and self.active and self.answers
+        return self.in_place and self.active and self.answers
 
     @property
     def outside(self) -> bool:
         """Tell whether a daemon runs that the unit did not start."""
-        return self.answers and not self.active
+        return self.answers and not (self.active or self.starting)
 
 
 def standing(sbx: Path, user: str, *, run: Run, text: Text, env: Mapping[str, str] = os.environ) -> Standing:
@@ -93,6 +100,8 @@ def standing(sbx: Path, user: str, *, run: Run, text: Text, env: Mapping[str, st
         owner=owner[1] if owner else "",
         elsewhere=_PLACE.findall(wanted[_DROP_IN]) != _session(env),
         active=facts.get("ActiveState") == "active",
+        # Between two tries it is activating as well, without a process: whatever answers then is another's.
+        starting=facts.get("ActiveState") == "activating" and facts.get("MainPID", "0") != "0",
         enabled=facts.get("UnitFileState") == "enabled",
         failed=failed if facts.get("ActiveState") == "failed" else "",
         answers=_answers(sbx, run),

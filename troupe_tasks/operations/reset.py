@@ -25,7 +25,8 @@ def look(job: Job, done: Done) -> Decided:
 
 def prove(job: Job) -> None:
     """Raise what would stop a reset: the machine, a key that is not well, the budget. Nothing is changed."""
-    readiness.refuse_unready(job.house)
+    # The agent's own driver has to be ready, not the one that a new agent would get.
+    readiness.refuse_unready(House(job.house.paths, wanted=job.record().driver))
     refuse_bad_keys(job)
     moving.refuse_over_budget(job)
 

@@ -46,6 +46,8 @@ ANSWERS = {
 
 
 SBX = "/usr/bin/sbx version --json"
+STATUS = "/usr/bin/sbx daemon status --json"
+SHOWN = "systemctl show --property=ActiveState,UnitFileState,StateChangeTimestamp,Result,MainPID -- sbx-daemon.service"
 OURS = {"driver": "sbx", "sbx": lambda: "/usr/bin/sbx"}
 
 Answers = Mapping[str, tuple[int, str] | Exception]
@@ -184,15 +186,33 @@ TABLE: list[Row] = [
     ("systemd does not answer", systemd.init, {"run": answering({})}, {}, Level.NOTE, "does not tell", ""),
     ("another init", systemd.init,
      {}, {"run/systemd/system/a": None}, Level.NOTE, "supervisor", "start --all"),
+    ("another init, where sbx is the driver", systemd.init,
+     OURS, {"run/systemd/system/a": None}, Level.ACTION, "sandbox daemon", "config set driver capsule"),
     ("sudo", systemd.sudo, {}, {}, Level.OK, "installed", ""),
     ("root needs no sudo", systemd.sudo, {**ROOT, "which": lambda _: None}, {}, Level.OK, "root", ""),
     ("no sudo", systemd.sudo,
      {"which": lambda _: None}, {}, Level.NOTE, "take root", "apt-get install sudo"),
+    ("no sudo, and the unit is to come", systemd.sudo,
+     {**OURS, "which": lambda _: None, "run": changed({SHOWN: (0, ""), STATUS: (0, '{"status": "stopped"}')})}, {},
+     Level.ACTION, "daemon's unit", "apt-get install sudo"),
+    ("no sudo, and sbx is to come", systemd.sudo,
+     {"driver": "sbx", "which": lambda _: None}, {}, Level.ACTION, "daemon's unit", "apt-get install sudo"),
+    ("no sudo, and there can be no unit", systemd.sudo,
+     {**OURS, "which": lambda _: None, "signed_in": lambda: SignIn(Standing.KEYRING)}, {},
+     Level.NOTE, "take root", "apt-get install sudo"),
+    ("root installs the unit without sudo", systemd.sudo,
+     {**ROOT, **OURS, "which": lambda _: None}, {}, Level.OK, "root", ""),
     ("all programs", capsule.programs, {}, {}, Level.OK, "all installed", ""),
     ("no bwrap", capsule.programs,
      {}, {"usr/bin/bwrap": None}, Level.ACTION, "bubblewrap is missing", "sudo apt-get install"),
     ("no bwrap, as root", capsule.programs,
      ROOT, {"usr/bin/bwrap": None}, Level.ACTION, "bubblewrap is missing", "`apt-get update"),
+    ("no bwrap, which builds sbx's images too", capsule.programs,
+     OURS, {"usr/bin/bwrap": None, "usr/bin/mkfs.ext4": None},
+     Level.ACTION, "bubblewrap is missing: it", "bubblewrap`"),
+    ("what only the capsule needs, beside sbx", capsule.programs,
+     OURS, {"usr/bin/mkfs.ext4": None}, Level.NOTE, "e2fsprogs is missing", "e2fsprogs"),
+    ("no mkfs.ext4", capsule.programs, {}, {"usr/bin/mkfs.ext4": None}, Level.ACTION, "e2fsprogs is", "e2fsprogs"),
     ("no seccomp profile", capsule.programs,
      {}, {"usr/share/containers/seccomp.json": None},
      Level.ACTION, "filter", "golang-github-containers-common"),

@@ -54,6 +54,14 @@ def test_each_missing_file_names_its_package(tmp_path: Path, gone: str, package:
     assert names(machine(tmp_path, gone), as_root=False) == [package]
 
 
+def test_an_agent_of_sbx_lacks_no_more_than_what_builds_its_image(tmp_path: Path) -> None:
+    root = machine(tmp_path, *EVERY_FILE)
+    capsules = {package.name for package in packages.missing(root=root, as_root=False)}
+    sbx = {package.name for package in packages.missing(root=root, as_root=False, driver="sbx")}
+    assert capsules - sbx == {"golang-github-containers-common", "libseccomp2", "e2fsprogs"}
+    assert {"mmdebstrap", "bubblewrap", "uidmap", "util-linux"} < sbx < capsules
+
+
 def test_root_needs_no_uidmap(tmp_path: Path) -> None:
     assert names(machine(tmp_path, "usr/bin/newuidmap"), as_root=True) == []
 
@@ -95,7 +103,7 @@ class Apt:
 @pytest.fixture
 def apt(monkeypatch: pytest.MonkeyPatch) -> Apt:
     made = Apt()
-    monkeypatch.setattr(packages, "missing", lambda: made.lacking)
+    monkeypatch.setattr(packages, "missing", lambda **_: made.lacking)
     monkeypatch.setattr(process, "run", made.run)
     monkeypatch.setattr(process, "terminal", made.terminal)
     monkeypatch.setattr(process, "which", lambda program: f"/usr/bin/{program}")
@@ -104,7 +112,7 @@ def apt(monkeypatch: pytest.MonkeyPatch) -> Apt:
 
 
 def test_root_without_a_terminal_goes_ahead_after_saying_which(apt: Apt) -> None:
-    packages.ensure(say=apt.said.append, ask=None)
+    packages.ensure(driver="capsule", say=apt.said.append, ask=None)
     assert any("mmdebstrap: builds the kits' images" in line for line in apt.said)
     assert apt.ran[-1][-2:] == ["mmdebstrap", "bubblewrap"]
     assert apt.ran[-1][:2] == ["env", "DEBIAN_FRONTEND=noninteractive"]
@@ -112,7 +120,7 @@ def test_root_without_a_terminal_goes_ahead_after_saying_which(apt: Apt) -> None
 
 def test_on_a_terminal_nothing_is_installed_without_a_yes(apt: Apt) -> None:
     with pytest.raises(NotConfirmed) as refused:
-        packages.ensure(say=apt.said.append, ask=lambda _: False)
+        packages.ensure(driver="capsule", say=apt.said.append, ask=lambda _: False)
     assert apt.ran == []
     assert "apt-get install --no-install-recommends mmdebstrap bubblewrap" in refused.value.hint
 
@@ -122,7 +130,7 @@ def test_an_ordinary_user_without_a_terminal_gets_the_command(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(NotReady) as refused:
-        packages.ensure(say=apt.said.append, ask=None)
+        packages.ensure(driver="capsule", say=apt.said.append, ask=None)
     assert "sudo apt-get install" in refused.value.hint
     assert apt.ran == []
 
@@ -131,24 +139,24 @@ def test_an_ordinary_user_on_a_terminal_installs_through_sudo(
     apt: Apt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    packages.ensure(say=apt.said.append, ask=lambda _: True)
+    packages.ensure(driver="capsule", say=apt.said.append, ask=lambda _: True)
     assert [argv[0] for argv in apt.ran] == ["sudo", "sudo"]
 
 
 def test_a_failing_apt_is_told_with_its_cause(apt: Apt) -> None:
     apt.fails = True
     with pytest.raises(NotReady, match="no space left"):
-        packages.ensure(say=apt.said.append, ask=None)
+        packages.ensure(driver="capsule", say=apt.said.append, ask=None)
 
 
 def test_packages_that_stay_missing_are_told(apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "missing", lambda: packages.PACKAGES[:1])
+    monkeypatch.setattr(packages, "missing", lambda **_: packages.PACKAGES[:1])
     with pytest.raises(NotReady, match="still missing: mmdebstrap"):
-        packages.ensure(say=apt.said.append, ask=None)
+        packages.ensure(driver="capsule", say=apt.said.append, ask=None)
 
 
 def test_nothing_missing_says_nothing(apt: Apt) -> None:
     apt.lacking = ()
-    packages.ensure(say=apt.said.append, ask=None)
+    packages.ensure(driver="capsule", say=apt.said.append, ask=None)
     assert apt.said == []
     assert apt.ran == []

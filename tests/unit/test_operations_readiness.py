@@ -11,6 +11,7 @@ from troupe_tasks.doctor.finding import Finding, Kind, Level
 from troupe_tasks.doctor.machine import Machine
 from troupe_tasks.doctor.run import CHECKS, Entry, run_doctor
 from troupe_tasks.errors import NotReady
+from troupe_tasks.host import apt
 from troupe_tasks.operations import readiness
 from troupe_tasks.operations.house import House
 from troupe_tasks.paths import Paths
@@ -42,6 +43,24 @@ def test_the_doctor_of_a_machine_whose_driver_is_sbx_wants_an_sbx(monkeypatch: p
     config.put(house.paths, "driver", "sbx")
     (found,) = readiness.examine(house)
     assert (found.verdict, found.detail) == (Level.ACTION, "not installed")
+
+
+def test_an_agent_of_sbx_waits_for_no_gvisor_and_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def run(_machine: Machine, *, checks: tuple[Entry, ...], **_how: object) -> tuple[Finding, ...]:
+        asked.extend(entry.requirement for entry in checks)
+        return ()
+
+    monkeypatch.setattr(readiness, "run_doctor", run)
+    monkeypatch.setattr(apt, "ensure_runsc", lambda *_: asked.append("fetched"))
+    house = House(Paths.from_env(), wanted="sbx")
+    readiness.bring_programs(house, asked.append)
+    readiness.refuse_unready(house)
+    assert not {"fetched", "gVisor"} & set(asked)
+    assert {"KVM", "init", "sbx daemon unit"} <= set(asked)
+    readiness.bring_programs(House(Paths.from_env(), wanted="capsule"), asked.append)
+    assert "fetched" in asked
 
 
 def test_what_stands_in_the_way_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

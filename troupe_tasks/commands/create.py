@@ -164,7 +164,7 @@ def _check_machine(house: House) -> None:
     from troupe_tasks.host import packages
     from troupe_tasks.operations.readiness import bring_programs, refuse_unready
 
-    packages.ensure(say=note, ask=confirmed if somebody_is_there() else None)
+    packages.ensure(driver=house.chosen, say=note, ask=confirmed if somebody_is_there() else None)
     with progress() as shown:
         bring_programs(house, shown.step)
     refuse_unready(house)

@@ -16,13 +16,19 @@ _SUBIDS_LEAST: Final = 65536
 
 
 def programs(machine: Machine) -> Finding:
-    """Check for the packages that the capsule's and the image builder's programs come in."""
+    """Check for the packages that the capsule's and the image builder's programs come in.
+
+    Every driver's images are built; what only the capsule needs stops no agent of another driver.
+    """
     lacking = packages.missing(root=machine.root, as_root=machine.is_root)
     if not lacking:
         return _finding("capsule programs", Level.OK, "all installed")
-    detail = "; ".join(f"{package.name} is missing: it {package.use}" for package in lacking)
-    command = packages.install_command(lacking, as_root=machine.is_root)
-    return _finding("capsule programs", Level.ACTION, detail, f"`{command}`")
+    needed = packages.missing(root=machine.root, as_root=machine.is_root, driver=machine.driver)
+    detail = "; ".join(f"{package.name} is missing: it {package.use}" for package in needed or lacking)
+    if not needed:
+        detail += f"; {machine.driver} does without"
+    command = packages.install_command(needed or lacking, as_root=machine.is_root)
+    return _finding("capsule programs", Level.ACTION if needed else Level.NOTE, detail, f"`{command}`")
 
 
 def gvisor(machine: Machine) -> Finding:

@@ -72,6 +72,16 @@ def daemon_unit(machine: Machine) -> Finding:
     return _finding(machine, name, *_unsettled(machine, how))
 
 
+def lacks_unit(machine: Machine) -> bool:
+    """Tell whether root has yet to put the daemon's unit in place, now or once sbx is there."""
+    if not machine.has("/run/systemd/system") or machine.signed_in().standing is Standing.KEYRING:
+        return False
+    found = machine.sbx()
+    if found is None:
+        return True
+    return not daemon.standing(Path(found), machine.user, run=machine.run, text=machine.text).in_place
+
+
 def _unsettled(machine: Machine, how: daemon.Standing) -> tuple[str, str]:
     """Return what is wrong with the unit, and what to do."""
     by_hand = ".venv/bin/python -I -m troupe_tasks.operations.daemon"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from troupe_tasks.doctor import docker
 from troupe_tasks.doctor.finding import Finding, Kind, Level
 from troupe_tasks.doctor.machine import Machine
 from troupe_tasks.keystore import choose
@@ -31,6 +32,9 @@ def key_tier(machine: Machine) -> Finding:
 def init(machine: Machine) -> Finding:
     """Check for systemd as the running init that keeps this user's services; else a supervisor holds the gateways."""
     if not machine.has("/run/systemd/system"):
+        if docker.is_driver(machine):
+            return _init(Level.ACTION, "systemd is not the init here, and nothing else keeps Docker's sandbox daemon",
+                         "Use a machine that systemd runs, or `troupe config set driver capsule`.")  # fmt: skip
         return _init(Level.NOTE, "systemd is not the init here: a supervisor runs the gateways",
                      "After a machine restart, run `troupe start --all`.")  # fmt: skip
     if not machine.is_root and not machine.has(f"/var/lib/systemd/linger/{machine.user}"):
@@ -45,11 +49,17 @@ def init(machine: Machine) -> Finding:
 
 
 def sudo(machine: Machine) -> Finding:
-    """Check for sudo, by which an ordinary user's `create` installs system packages; units need none."""
+    """Check for sudo, by which an ordinary user's `create` installs system packages, and the installer sbx's unit."""
     if machine.is_root or machine.which("sudo"):
         return _software("sudo", Level.OK, "not needed: you are root" if machine.is_root else "installed")
-    return _software("sudo", Level.NOTE, "not installed: system packages that are missing take root to install",
-                     "As root: `apt-get install sudo`.")  # fmt: skip
+    todo = "As root: `apt-get install sudo`."
+    if docker.is_driver(machine) and docker.lacks_unit(machine):
+        return _software(
+            "sudo", Level.ACTION, "not installed: the sandbox daemon's unit takes root to install", todo
+        )
+    return _software(
+        "sudo", Level.NOTE, "not installed: system packages that are missing take root to install", todo
+    )
 
 
 def _init(verdict: Level, detail: str, todo: str = "") -> Finding:

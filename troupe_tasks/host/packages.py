@@ -27,6 +27,7 @@ class Package:
     programs: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     ordinary_user_only: bool = False
+    capsule_only: bool = False  # the others build images as well, which every driver needs
 
 
 # Each of `files` is a pattern under the root, and one match of one of them is enough.
@@ -37,13 +38,15 @@ PACKAGES = (
         "golang-github-containers-common",
         "brings the system-call filter for sandboxes",
         files=("usr/share/containers/seccomp.json", "etc/containers/seccomp.json"),
+        capsule_only=True,
     ),
     Package(
         "libseccomp2",
         "compiles that filter",
         files=("usr/lib/*/libseccomp.so.2", "usr/lib/libseccomp.so.2", "lib/*/libseccomp.so.2"),
+        capsule_only=True,
     ),
-    Package("e2fsprogs", "makes the sandboxes' disks", programs=("mkfs.ext4",)),
+    Package("e2fsprogs", "makes the sandboxes' disks", programs=("mkfs.ext4",), capsule_only=True),
     Package("util-linux", "mounts them", programs=("losetup", "unshare", "setpriv")),
     Package(
         "debian-archive-keyring",
@@ -74,10 +77,17 @@ def _there(package: Package, root: Path) -> bool:
     return all(map(program, package.programs)) and (not package.files or any(map(matches, package.files)))
 
 
-def missing(*, root: Path = Path("/"), as_root: bool | None = None) -> tuple[Package, ...]:
-    """Return the packages that this machine lacks for running agents as this user."""
+def missing(
+    *, root: Path = Path("/"), as_root: bool | None = None, driver: str = "capsule"
+) -> tuple[Package, ...]:
+    """Return the packages that this machine lacks for running agents of a driver as this user."""
     privileged = os.geteuid() == 0 if as_root is None else as_root
-    wanted = [package for package in PACKAGES if not (package.ordinary_user_only and privileged)]
+    wanted = [
+        package
+        for package in PACKAGES
+        if not (package.ordinary_user_only and privileged)
+        and not (package.capsule_only and driver != "capsule")
+    ]
     return tuple(package for package in wanted if not _there(package, root))
 
 
@@ -89,14 +99,14 @@ def install_command(packages: Sequence[Package], *, as_root: bool | None = None)
     return f"{sudo}apt-get update && {sudo}apt-get install --no-install-recommends {names}"
 
 
-def ensure(*, say: Callable[[str], None], ask: Callable[[str], bool] | None) -> None:
-    """Install what is missing, after saying which packages and why.
+def ensure(*, driver: str, say: Callable[[str], None], ask: Callable[[str], bool] | None) -> None:
+    """Install what agents of a driver lack, after saying which packages and why.
 
     ask is None where there is no terminal: root then goes ahead, an ordinary user is given the command. On a
     terminal both are asked, and an ordinary user's apt-get runs through sudo.
     Raises NotReady where they can't be installed, NotConfirmed when the answer is no.
     """
-    lacking = missing()
+    lacking = missing(driver=driver)
     if not lacking:
         return
     by_hand = install_command(lacking)
@@ -112,7 +122,7 @@ def ensure(*, say: Callable[[str], None], ask: Callable[[str], bool] | None) -> 
         raise NotConfirmed("nothing was installed", hint=f"By hand: {by_hand}")
     say("Installing them with apt-get ...")
     _install(lacking, by_hand=by_hand, privileged=privileged)
-    if still := missing():
+    if still := missing(driver=driver):
         names = ", ".join(package.name for package in still)
         raise NotReady(
             f"apt-get ended well, but these are still missing: {names}", hint=f"By hand: {by_hand}"

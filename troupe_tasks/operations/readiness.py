@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from troupe_tasks.doctor import hardware, release
+from troupe_tasks.doctor import capsule, hardware, release
 from troupe_tasks.doctor.finding import Finding
 from troupe_tasks.doctor.machine import Machine
 from troupe_tasks.doctor.run import CHECKS, run_doctor
@@ -24,7 +24,12 @@ def examine(house: House) -> tuple[Finding, ...]:
 
 
 def bring_programs(house: House, told: Callable[[str], None]) -> None:
-    """Bring what no package of this machine has: a gVisor that works. Without it the weaker isolation serves."""
+    """Bring what no package of this machine has: a gVisor that works. Without it the weaker isolation serves.
+
+    Docker's sandboxes need none.
+    """
+    if house.chosen == "sbx":
+        return
     try:
         apt.ensure_runsc(house.paths, told)
     except NotReady as error:
@@ -33,9 +38,9 @@ def bring_programs(house: House, told: Callable[[str], None]) -> None:
 
 def refuse_unready(house: House) -> None:
     """Raise NotReady naming everything that stands in the way."""
-    # The capsule only notes a KVM that does not work, and where it hangs the probe takes its whole deadline.
-    # A newer release stops nothing either, and is nothing to ask the network about now.
-    needless = (release.current, *([hardware.virtualization] if house.chosen == "capsule" else []))
+    # The capsule only notes a KVM that does not work, and where it hangs the probe takes its whole deadline; so it is
+    # with sbx and gVisor. A newer release stops nothing either, and is nothing to ask the network about now.
+    needless = (release.current, hardware.virtualization if house.chosen == "capsule" else capsule.gvisor)
     checks = tuple(entry for entry in CHECKS if entry.check not in needless)
     machine = Machine.here(house.paths, patience=_PATIENCE)
     blocking = stops(run_doctor(machine, driver=house.chosen, checks=checks, patience=_PATIENCE))

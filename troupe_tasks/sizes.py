@@ -1,6 +1,6 @@
 """Read the sizes a person asks for, and settle each `max` against what the machine can give.
 
-Sizes are whole CPUs and whole MiB. A disk that an agent does not have is 0.
+Sizes are whole CPUs and whole MiB.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ _SIZE = re.compile(r"([0-9]{1,7})(?:\.([0-9]))?(GiB)?|([0-9]{1,10})MiB", re.IGNO
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What was asked for; docker_mib is 0 where the agent has no Docker disk."""
+    """What was asked for."""
 
     cpus: Amount
     memory_mib: Amount
     storage_mib: Amount
-    docker_mib: Amount = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,6 @@ class Settled:
     cpus: int
     memory_mib: int
     storage_mib: int
-    docker_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,40 +93,16 @@ def show_mib(mib: int) -> str:
     return f"{mib} MiB"
 
 
-def settle(wanted: Wanted, *, room: Room, ratio: tuple[int, int] = (1, 0)) -> Settled:
-    """Return wanted with each `max` settled; ratio is the kit's root to Docker disk.
+def settle(wanted: Wanted, *, room: Room) -> Settled:
+    """Return wanted with each `max` settled.
 
     Raises OverBudget where max would leave too little, NotReady where the machine's figure can't be read.
     """
-    storage, docker = _disks(wanted, room, ratio)
     return Settled(
         cpus=_settled(wanted.cpus, room.cpus, "--cpu", MIN_CPUS),
         memory_mib=_settled(wanted.memory_mib, room.memory_mib, "--memory", MIN_MEMORY_MIB),
-        storage_mib=storage,
-        docker_mib=docker,
+        storage_mib=_settled(wanted.storage_mib, room.disk_mib, "--storage", MIN_DISK_MIB),
     )
-
-
-def _disks(wanted: Wanted, room: Room, ratio: tuple[int, int]) -> tuple[int, int]:
-    storage, docker = wanted.storage_mib, wanted.docker_mib
-    if isinstance(storage, Max) and isinstance(docker, Max):
-        root_share, docker_share = ratio
-        if min(ratio) < 0 or sum(ratio) == 0:
-            raise ValueError(f"a ratio of root to Docker disk can't be {root_share}:{docker_share}")
-        free = room.disk_mib
-        split = None if free is None else free * root_share // (root_share + docker_share)
-        rest = None if free is None or split is None else free - split
-        return (
-            _settled(storage, split, "--storage", MIN_DISK_MIB),
-            _settled(docker, rest, "--docker", MIN_DISK_MIB),
-        )
-    if isinstance(storage, Max):
-        left = None if room.disk_mib is None or isinstance(docker, Max) else room.disk_mib - docker
-        storage = _settled(storage, left, "--storage", MIN_DISK_MIB)
-    if isinstance(docker, Max):
-        left = None if room.disk_mib is None else room.disk_mib - storage
-        docker = _settled(docker, left, "--docker", MIN_DISK_MIB)
-    return storage, docker
 
 
 def _settled(amount: Amount, most: int | None, flag: str, least: int) -> int:

@@ -196,7 +196,7 @@ def staged(root: Path, patch: pytest.MonkeyPatch) -> Stage:
         lambda kit, _paths, _told: image.Image(root / "image", image.inputs_digest(kit)),
     )
     patch.setattr(readiness, "refuse_unready", lambda _house: None)
-    patch.setattr(room, "host", lambda _house: budget.Host(64, 1 << 20, 1 << 20))
+    patch.setattr(room, "host", lambda *_: budget.Host(64, 1 << 20, 1 << 20))
     patch.setattr(vault, "free_mib", lambda _place: 1 << 20)
     faults = Faults(patch, home)
     sandboxes = Folders(root / "sandboxes", faults)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from troupe_tasks.host.cpu import usable_threads
-from troupe_tasks.host.disks import free_mib
+from troupe_tasks.host.disks import device, free_mib
 from troupe_tasks.host.memory import total_mib
 from troupe_tasks.host.quota import groups
 
@@ -179,3 +179,10 @@ def test_figures_agree_with_nproc_free_and_df(tmp_path: Path) -> None:
     assert threads <= int(figure("nproc")[0])
     assert memory <= int(figure("free", "-m")[7])
     assert abs(disk - int(figure("df", "-m", "--output=avail", str(tmp_path))[-1])) < 1024
+
+
+def test_a_path_that_is_not_there_yet_is_on_the_filesystem_that_will_hold_it(tmp_path: Path) -> None:
+    assert device(tmp_path / "no" / "such") == tmp_path.stat().st_dev
+    assert device(Path("/proc/self/fd")) != device(tmp_path)
+    (tmp_path / "file").touch()
+    assert device(tmp_path / "file" / "below") is None

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from troupe_tasks.errors import NotReady, OverBudget, UsageError
 from troupe_tasks.sizes import (
-    MIN_DISK_MIB,
     Max,
     Room,
     Settled,
@@ -103,31 +102,11 @@ def test_a_shown_size_reads_back_as_itself(mib: int) -> None:
 
 
 def test_numbers_pass_through_unchanged() -> None:
-    assert settle(Wanted(2, 512, 1024, 0), room=Room(None, None, None)) == Settled(2, 512, 1024, 0)
+    assert settle(Wanted(2, 512, 1024), room=Room(None, None, None)) == Settled(2, 512, 1024)
 
 
 def test_max_is_all_the_room() -> None:
     assert settle(Wanted(Max.MAX, Max.MAX, Max.MAX), room=WIDE) == Settled(8, 16 * GIB, 100 * GIB)
-
-
-def test_two_max_disks_are_split_in_the_kits_ratio() -> None:
-    settled = settle(Wanted(1, GIB, Max.MAX, Max.MAX), room=WIDE, ratio=(60, 20))
-    assert (settled.storage_mib, settled.docker_mib) == (75 * GIB, 25 * GIB)
-
-
-def test_one_max_disk_takes_what_the_other_leaves() -> None:
-    assert settle(Wanted(1, GIB, Max.MAX, 30 * GIB), room=WIDE).storage_mib == 70 * GIB
-    assert settle(Wanted(1, GIB, 30 * GIB, Max.MAX), room=WIDE).docker_mib == 70 * GIB
-
-
-@given(st.integers(25 * GIB, 1 << 24), st.integers(1, 9), st.integers(1, 9))
-def test_a_split_gives_out_the_whole_disk_and_no_more(disk_mib: int, root: int, docker: int) -> None:
-    try:
-        settled = settle(Wanted(1, 1, Max.MAX, Max.MAX), room=Room(1, 1, disk_mib), ratio=(root, docker))
-    except OverBudget:
-        assert min(disk_mib * root // (root + docker), disk_mib * docker // (root + docker)) < MIN_DISK_MIB
-        return
-    assert settled.storage_mib + settled.docker_mib == disk_mib
 
 
 @pytest.mark.parametrize(
@@ -136,21 +115,17 @@ def test_a_split_gives_out_the_whole_disk_and_no_more(disk_mib: int, root: int, 
         (Wanted(Max.MAX, 1, 1), Room(0, 1, 1), "--cpu"),
         (Wanted(1, Max.MAX, 1), Room(1, GIB - 1, 1), "--memory"),
         (Wanted(1, 1, Max.MAX), Room(1, 1, 10 * GIB - 1), "--storage"),
-        (Wanted(1, 1, 95 * GIB, Max.MAX), WIDE, "--docker"),
-        (Wanted(1, 1, Max.MAX, 95 * GIB), WIDE, "--storage"),
-        (Wanted(1, 1, Max.MAX, 200 * GIB), WIDE, "--storage"),
-        (Wanted(1, 1, Max.MAX, Max.MAX), Room(1, 1, 15 * GIB), "--storage"),
     ],
 )
 def test_a_max_under_the_least_is_refused(wanted: Wanted, room: Room, flag: str) -> None:
     with pytest.raises(OverBudget, match=f"{flag} max would be"):
-        settle(wanted, room=room, ratio=(1, 1))
+        settle(wanted, room=room)
 
 
 @pytest.mark.parametrize(
     "wanted",
-    [Wanted(Max.MAX, 1, 1), Wanted(1, Max.MAX, 1), Wanted(1, 1, Max.MAX), Wanted(1, 1, Max.MAX, Max.MAX)],
+    [Wanted(Max.MAX, 1, 1), Wanted(1, Max.MAX, 1), Wanted(1, 1, Max.MAX)],
 )
 def test_a_max_of_an_unreadable_figure_asks_for_a_number(wanted: Wanted) -> None:
     with pytest.raises(NotReady, match="can't be read"):
-        settle(wanted, room=Room(None, None, None), ratio=(1, 1))
+        settle(wanted, room=Room(None, None, None))

@@ -8,6 +8,7 @@ from troupe_tasks.budget import Host, Need, check
 from troupe_tasks.doctor.finding import Finding, Kind, Level
 from troupe_tasks.doctor.machine import Machine
 from troupe_tasks.host.kvm import KvmState
+from troupe_tasks.sandbox import drivers
 
 # A coder agent at its default size.
 _CODER_CPUS: Final = 8
@@ -63,8 +64,10 @@ def _kvm_remedy(machine: Machine, state: KvmState) -> str:
 
 def room(machine: Machine) -> Finding:
     """Check the room for a coder agent at its default size, after the reserves."""
-    host = Host(machine.threads, machine.memory_mib, machine.free_mib(machine.paths.data))
-    need = Need(machine.driver, _CODER_CPUS, _CODER_MEMORY_MIB, _CODER_DISK_MIB)
+    free_mib = machine.free_mib(drivers.disks(machine.driver, machine.paths))
+    host = Host(machine.threads, machine.memory_mib, free_mib)
+    disk_mib = _CODER_DISK_MIB + drivers.disk_beside_mib(machine.driver)
+    need = Need(machine.driver, _CODER_CPUS, _CODER_MEMORY_MIB, disk_mib)
     verdict = check(host, need, others=())
     figures = "8 CPUs, 12 GiB memory, 120 GiB disk"
     short = [*verdict.refusals, *(line.show() for line in verdict.over), *verdict.notes]

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final
 
 from troupe_tasks import budget, sizes
 from troupe_tasks import record as records
 from troupe_tasks.host.cpu import usable_threads
-from troupe_tasks.host.disks import free_mib
+from troupe_tasks.host.disks import device, free_mib
 from troupe_tasks.host.memory import total_mib
+from troupe_tasks.host.processes import resident_mib
 from troupe_tasks.operations.house import House, Unseen
 from troupe_tasks.record import Record, Sizes, agent_of
+from troupe_tasks.sandbox import drivers
 from troupe_tasks.sandbox.protocol import Listing, Sandboxes, SandboxInfo, State
 
+# Docker's sandbox daemon, whoever started it: its unit, a person, or sbx itself.
+_DAEMON: Final = ("sbx", "daemon", "start")
 
-def host(house: House) -> budget.Host:
-    """Return what this machine has."""
+
+def host(house: House, driver: str) -> budget.Host:
+    """Return what this machine has for an agent of a driver."""
     return budget.Host(
-        cpu_threads=usable_threads(), memory_mib=total_mib(), disk_free_mib=free_mib(_existing(house))
+        cpu_threads=usable_threads(), memory_mib=total_mib(),
+        disk_free_mib=free_mib(drivers.disks(driver, house.paths)),
+        daemon_mib=resident_mib(*_DAEMON) if drivers.present("sbx") else 0,
     )  # fmt: skip
-
-
-def _existing(house: House) -> Path:
-    place = house.paths.sandboxes
-    while not place.exists():
-        place = place.parent
-    return place
 
 
 def others(
@@ -59,7 +60,8 @@ def _running(driver: Sandboxes, info: SandboxInfo, record: Record | None) -> bud
     growth = None
     sizes = info.sizes or (record.sizes if record else None)  # of one whose own file does not read
     if info.id is not None and info.sizes is not None:
-        growth = max(0, info.sizes.storage_mib - driver.disk_used_mib(info.id, may_ask=False))
+        used_mib = driver.disk_used_mib(info.id, may_ask=False)
+        growth = max(0, info.sizes.storage_mib - used_mib) + drivers.disk_beside_mib(driver.name)
     return budget.Running(
         id=info.id, name=record.name if record else info.name, driver=driver.name,
         up=wanted or info.state is State.RUNNING, cpus=sizes.cpus if sizes else None,
@@ -74,7 +76,23 @@ def _reserved(record: Record) -> budget.Running:
     return budget.Running(
         id=record.id, name=record.name, driver=record.driver,
         up=record.wanted == "up" or record.moving_to is not None, cpus=kept.cpus, memory_mib=kept.memory_mib,
-        disk_growth_mib=kept.storage_mib,
+        disk_growth_mib=kept.storage_mib + drivers.disk_beside_mib(record.driver),
+    )  # fmt: skip
+
+
+def _on_its_disk(house: House, driver: str, found: Iterable[budget.Running]) -> list[budget.Running]:
+    """Return the others, those whose disks lie on another filesystem than this driver's as growing by nothing."""
+    devices = {name: device(drivers.disks(name, house.paths)) for name in drivers.NAMES}
+    return [
+        other if devices.get(other.driver) == devices.get(driver) else replace(other, disk_growth_mib=0)
+        for other in found
+    ]
+
+
+def _need(driver: str, wanted: Sizes, *, grown_mib: int = 0) -> budget.Need:
+    return budget.Need(
+        driver=driver, cpus=wanted.cpus, memory_mib=wanted.memory_mib,
+        disk_growth_mib=max(0, wanted.storage_mib - grown_mib) + drivers.disk_beside_mib(driver),
     )  # fmt: skip
 
 
@@ -87,7 +105,11 @@ def _driver(house: House, agent_id: str) -> str:
 def settled(house: House, agent_id: str, wanted: sizes.Wanted) -> Sizes:
     """Return wanted with each `max` turned into what the machine can give."""
     if sizes.Max.MAX in (wanted.cpus, wanted.memory_mib, wanted.storage_mib):
-        most = budget.room(host(house), driver=_driver(house, agent_id), others=others(house, agent_id))
+        driver = _driver(house, agent_id)
+        beside = _on_its_disk(house, driver, others(house, agent_id))
+        most = budget.room(host(house, driver), driver=driver, others=beside)
+        if most.disk_mib is not None:
+            most = replace(most, disk_mib=max(0, most.disk_mib - drivers.disk_beside_mib(driver)))
     else:
         most = sizes.Room(None, None, None)
     found = sizes.settle(wanted, room=most)
@@ -103,18 +125,13 @@ def verdict(
     listings: Mapping[str, Listing] | None = None,
 ) -> budget.Verdict:
     """Return whether an agent of these sizes fits; grown_mib is what its disk holds already."""
-    need = budget.Need(
-        driver=_driver(house, agent_id), cpus=wanted.cpus, memory_mib=wanted.memory_mib,
-        disk_growth_mib=max(0, wanted.storage_mib - grown_mib),
-    )  # fmt: skip
-    return budget.check(host(house), need, others=others(house, agent_id, listings))
+    driver = _driver(house, agent_id)
+    beside = _on_its_disk(house, driver, others(house, agent_id, listings))
+    return budget.check(host(house, driver), _need(driver, wanted, grown_mib=grown_mib), others=beside)
 
 
 def verdict_beside(house: House, agent_id: str, wanted: Sizes) -> budget.Verdict:
     """Return whether a second sandbox of these sizes fits beside the agent's own, which goes on."""
     record = records.load(house.paths, agent_id)
-    own = _reserved(record)
-    need = budget.Need(
-        driver=record.driver, cpus=wanted.cpus, memory_mib=wanted.memory_mib, disk_growth_mib=wanted.storage_mib
-    )  # fmt: skip
-    return budget.check(host(house), need, others=[*others(house, agent_id), own])
+    beside = _on_its_disk(house, record.driver, [*others(house, agent_id), _reserved(record)])
+    return budget.check(host(house, record.driver), _need(record.driver, wanted), others=beside)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from pathlib import Path
 
 from troupe_tasks.errors import NotReady, TroupeError, UsageError
 from troupe_tasks.paths import Paths
@@ -66,3 +67,17 @@ def present(name: str) -> bool:
     from troupe_tasks.sandbox.sbx import calls
 
     return name != "sbx" or calls.find() is not None
+
+
+def disks(name: str, paths: Paths) -> Path:
+    """Return the folder in which a driver keeps its sandboxes' disks."""
+    from troupe_tasks.sandbox.sbx import environment
+
+    return environment.disks() if name == "sbx" else paths.sandboxes
+
+
+def disk_beside_mib(name: str) -> int:
+    """Return what each sandbox of a driver may take of the disk beside the size that was asked for."""
+    from troupe_tasks.sandbox.sbx import environment
+
+    return environment.DOCKER_MIB if name == "sbx" else 0

@@ -7,6 +7,8 @@ them, and the network is denied: the only way out is the tunnel to the broker.
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,12 @@ _INSTALL = (
     "for folder in /state /workspace; do "
     'test "$(stat -c %u $folder)" = 1000 || { chown 1000:1000 $folder && chmod 700 $folder; }; done'
 )
+
+
+def disks(env: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder in which sbx keeps its sandboxes' disks."""
+    state = env.get("XDG_STATE_HOME", "")
+    return Path(state if state.startswith("/") else f"{env.get('HOME', '/')}/.local/state", "sandboxes")
 
 
 def check(spec: SandboxSpec) -> None:

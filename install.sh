@@ -108,8 +108,12 @@ find_places() {
 # One installer at a time; what a killed one left running, pip for example, holds the lock too and is waited for.
 take_lock() {
     for folder in "$data" "$releases"; do
-        [ -d "$folder" ] || { mkdir -p "$folder" && chmod 700 "$folder"; } ||
+        [ -d "$folder" ] || [ -L "$folder" ] || { mkdir -p "$folder" && chmod 700 "$folder"; } ||
             stop "$folder can't be made." 'see that its folder is yours.'
+        # What is run from there, and removed, is to be this user's.
+        [ ! -L "$folder" ] || stop "$folder is a link." 'move it away, then run this again.' 3
+        [ "$(stat -c %u -- "$folder")" = "$(id -u)" ] ||
+            stop "$folder belongs to another user." 'move it away, then run this again.' 3
     done
     exec 9>>"$releases/.lock"
     flock -w 300 9 || stop 'another installer has been at work for 5 minutes.' 'wait for it, then run this again.'
@@ -139,8 +143,9 @@ bring() {
     fetch requirements.lock 4194304 120
     fetch "$wheel" 67108864 600
     for name in VERSION requirements.lock "$wheel"; do
-        # A name with its sum, once: what is not listed is not proved.
-        awk -v name="$name" '$2 == name && length($1) == 64' "$work/SHA256SUMS"
+        # A name with its sum, once: what is not listed is not proved, and of two sums one is not.
+        awk -v name="$name" '$2 == name { rows++; sum = $1 } END { if (rows == 1 && length(sum) == 64) print sum "  " name }' \
+            "$work/SHA256SUMS"
     done >"$work/needed"
     if [ "$(wc -l <"$work/needed")" -ne 3 ] || ! (cd "$work" && sha256sum --check --strict --quiet needed >&2); then
         stop 'the release is not what its SHA256SUMS says; nothing was installed.' \
@@ -150,12 +155,20 @@ bring() {
     release=$releases/$version-$(printf %.12s "$sums")
 }
 
-# Make the release's own environment. Its mark goes last: one without it is not whole, and is made anew.
+# Make the release's own environment. Its mark goes last: one without it is not whole, and is made anew. One that has it
+# may be the troupe of before, and a busy machine no proof against it: where it does not prove itself, it stays as it is
+# until another one, under the next name, does.
 make_release() {
-    if [ -e "$release/troupe.made" ] && proved; then
-        say "$version is here already"
-        return
-    fi
+    name=$release number=1
+    case $before in "$name"-*) release=$before ;; esac
+    while [ -e "$release/troupe.made" ]; do
+        if proved; then
+            say "$version is here already"
+            return
+        fi
+        number=$((number + 1))
+        release=$name-$number
+    done
     rm -rf "$release"
     mkdir -m 755 "$release"
     say "making $release with $python (step 1 of 2)"
@@ -239,7 +252,8 @@ main() {
     [ -n "$python" ] || stop 'troupe needs Python 3.11 or newer with its venv module.' \
         'sudo apt-get install --no-install-recommends python3 python3-venv'
     take_lock
-    before=$(readlink -f -- "$current" || :)
+    before=$(readlink -- "$current" || :)
+    before=${before:+$releases/${before##*/}}
     bring
     make_release
     settle_units

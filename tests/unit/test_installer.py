@@ -16,9 +16,10 @@ import pytest
 
 INSTALLER = Path(__file__).parents[2] / "install.sh"
 DEADLINE_S = 20.0
+ORDINARY = 1001  # whoever runs the tests
 TOOLS = (
     "awk", "cat", "chmod", "cp", "flock", "grep", "ln", "mkdir", "mv", "readlink", "rm", "sha256sum",
-    "sync", "tail", "timeout", "touch", "wc",
+    "stat", "sync", "tail", "timeout", "touch", "wc",
 )  # fmt: skip
 
 # Plays a system's Python, an environment's own, and the troupe in it.
@@ -116,6 +117,7 @@ class Machine:
             (self.bin / tool).chmod(0o755)
 
     def tool(self, name: str, script: str) -> None:
+        (self.bin / name).unlink(missing_ok=True)  # it may be a link to the machine's own
         (self.bin / name).write_text(script)
         (self.bin / name).chmod(0o755)
 
@@ -130,7 +132,8 @@ def machine(tmp_path: Path) -> Machine:
         assert found, tool
         (made.bin / tool).symlink_to(found)
     made.tool("python3.11", FAKE_PYTHON)
-    made.tool("id", "#!/bin/sh\necho 1001\n")
+    made.tool("id", f"#!/bin/sh\necho {ORDINARY}\n")
+    made.tool("stat", f'#!/bin/sh\n[ ! -e "$4/.foreign" ] || {{ echo 1; exit; }}\necho {ORDINARY}\n')
     return made
 
 
@@ -207,6 +210,57 @@ def test_an_environment_that_no_longer_runs_is_made_anew(machine: Machine) -> No
     program.write_text("#!/nowhere/python\n")
     assert machine.run("--from", release)[0] == 0
     assert machine.installed() == "1.0"
+    made = machine.data / "releases"
+    before = sorted(made.iterdir())
+    assert machine.run("--from", release)[0] == 0
+    assert (machine.installed(), sorted(made.iterdir())) == ("1.0", before)
+
+
+def test_the_current_release_stays_when_it_does_not_prove_itself_and_no_new_one_can_be_made(
+    machine: Machine,
+) -> None:
+    release = machine.release("1.0")
+    machine.run("--from", release)
+    (machine.share / "broken").touch()  # the machine is busy, say
+    status, said = machine.run("--from", release, FAKE_PIP_STATUS="1")
+    assert status == 4, said
+    (machine.share / "broken").unlink()
+    assert machine.installed() == "1.0"
+    status, said = machine.run("--from", release)
+    assert (status, machine.releases()) == (0, ["1.0"])
+    assert "1.0 is here already" in said
+
+
+def test_a_home_behind_a_link_keeps_the_release_before_too(machine: Machine) -> None:
+    link = machine.share / "home"
+    link.symlink_to(machine.home)
+    for version in ("1.0", "1.1"):
+        release = machine.release(version)
+        for _ in range(2):
+            assert machine.run("--from", release, HOME=str(link))[0] == 0
+    assert machine.releases() == ["1.0", "1.1"]
+
+
+@pytest.mark.parametrize("folder", ["troupe", "troupe/releases"])
+@pytest.mark.parametrize("what", ["a link", "a dead link", "another user's"])
+def test_a_folder_that_is_a_link_or_another_users_is_refused(
+    machine: Machine, folder: str, what: str
+) -> None:
+    place, elsewhere = machine.data.parent / folder, machine.share / "elsewhere"
+    place.parent.mkdir(parents=True)
+    if what == "another user's":
+        place.mkdir()
+        (place / ".foreign").touch()
+    else:
+        place.symlink_to(elsewhere)
+    if what == "a link":
+        elsewhere.mkdir()
+    status, said = machine.run("--from", machine.release("1.0"))
+    assert status == 3
+    assert f"{place} " in said
+    assert ("belongs to another user" if what == "another user's" else "is a link") in said
+    assert not elsewhere.exists() or list(elsewhere.iterdir()) == []
+    assert not machine.program.exists()
 
 
 def damaged(release: Path, name: str) -> None:
@@ -230,6 +284,22 @@ def test_a_file_without_a_sum_is_not_proved(machine: Machine, name: str) -> None
     release = machine.release("1.1")
     rows = (release / "SHA256SUMS").read_text().splitlines(keepends=True)
     (release / "SHA256SUMS").write_text("".join(row for row in rows if name not in row))
+    status, said = machine.run("--from", release)
+    assert status == 4
+    assert "not what its SHA256SUMS says" in said
+    assert not machine.program.exists()
+
+
+@pytest.mark.parametrize("hidden", ["VERSION", "requirements.lock", "troupe-1.1-py3-none-any.whl"])
+@pytest.mark.parametrize("twice", ["the same", "another"])
+def test_a_sum_that_is_there_twice_stands_for_no_other(machine: Machine, hidden: str, twice: str) -> None:
+    release = machine.release("1.1")
+    rows = (release / "SHA256SUMS").read_text().splitlines(keepends=True)
+    kept = [row for row in rows if hidden not in row]
+    (release / "SHA256SUMS").write_text("".join([*kept, kept[0]]))
+    assert machine.run("--from", release)[0] == 4
+    other = rows[0] if twice == "the same" else f"{'0' * 64}  {rows[0].split()[1]}\n"
+    (release / "SHA256SUMS").write_text("".join([*rows, other]))
     status, said = machine.run("--from", release)
     assert status == 4
     assert "not what its SHA256SUMS says" in said

@@ -120,6 +120,17 @@ def test_a_path_that_systemd_cannot_hold_is_refused(tmp_path: Path, place: units
         units.drop_in(service(paths), paths, place)
 
 
+def test_a_gateway_waits_for_the_unit_that_it_stands_on_where_one_manager_has_both(
+    paths: Paths, place: units.Place
+) -> None:
+    standing = service(paths, stands_on=("sbx-daemon.service",))
+    head = units.drop_in(standing, paths, place).partition("[Service]")[0].splitlines()
+    assert {"Wants=sbx-daemon.service", "After=sbx-daemon.service"} <= set(head)
+    assert "sbx-daemon" not in units.drop_in(service(paths), paths, place)
+    own = units.Place(("--user",), place.folder, "default.target", system=False)
+    assert "sbx-daemon" not in units.drop_in(standing, paths, own)
+
+
 def test_the_drop_in_says_program_log_and_limit(paths: Paths, place: units.Place) -> None:
     rows = units.drop_in(service(paths, start_s=5, start_tries=3), paths, place).splitlines()
     assert 'ExecStart=:"/bin/sh" "-c" "a $b %%c"' in rows

@@ -18,6 +18,7 @@ from troupe_tasks.operations.house import House, gateway_name
 from troupe_tasks.paths import Paths
 from troupe_tasks.record import Record
 from troupe_tasks.sandbox.protocol import Ran
+from troupe_tasks.services import daemon
 from troupe_tasks.services.protocol import Service
 from troupe_tasks.text import line
 
@@ -32,6 +33,8 @@ def start(house: House, record: Record) -> None:
     house.services.add(Service(
         name=name, argv=(sys.executable, "-m", "troupe_tasks.operations.gateway", record.id), env=outlets.places(house),
         log=log(house.paths, record.id), stop_wait_s=STOP_WAIT_S, relayed=True,
+        # Else sbx, asked before its unit has begun, starts a daemon outside of it.
+        stands_on=(daemon.UNIT,) if record.driver == "sbx" else (),
     ))  # fmt: skip
     house.services.start((name,))
 

@@ -47,7 +47,8 @@ class Service:
     It counts as started after start_s. It is restarted whenever it ends, unless by a status in final_exits, after
     growing pauses; start_tries restarts within limit_s, and one more end makes it failed. It is stopped by SIGINT to
     its whole group, after stop_wait_s by SIGKILL. log must lie in a folder of ours. What a relayed one prints was
-    chosen by others: it reaches the log by services/relay.py alone.
+    chosen by others: it reaches the log by services/relay.py alone. stands_on are the system's own units that have to
+    be up before it, where the same manager has both.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Service:
     stop_wait_s: int = 70
     final_exits: tuple[int, ...] = ()
     relayed: bool = False
+    stands_on: tuple[str, ...] = ()
 
     @property
     def pauses_s(self) -> tuple[int, ...]:

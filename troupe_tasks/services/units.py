@@ -168,6 +168,8 @@ def drop_in(service: Service, paths: Paths, at: Place) -> str:
         f"StartLimitIntervalSec={service.limit_s}",
         f"StartLimitBurst={service.start_tries + 1}",
         *([f"Wants={where.extra[0].name}"] if where.extra else []),
+        # Of another user's manager nothing can be said; there the restarts bridge it.
+        *(f"{how}={unit}" for unit in (service.stands_on if at.system else ()) for how in ("Wants", "After")),
         "",
         "[Service]",
         # With the colon, `$` is a letter like any other.

@@ -81,3 +81,16 @@ def disk_beside_mib(name: str) -> int:
     from troupe_tasks.sandbox.sbx import environment
 
     return environment.DOCKER_MIB if name == "sbx" else 0
+
+
+def sbx_version() -> str:
+    """Return the version of Docker's program, or why there is none to tell; asking starts no daemon."""
+    from troupe_tasks.sandbox.sbx import answers, calls
+
+    if calls.find() is None:
+        return "not installed"
+    try:
+        found = calls.ask(answers.Version, ["version", "--json"], deadline_s=3)
+    except TroupeError as error:
+        return f"not known: {line(str(error), 200)}"
+    return line(found.client.version, 80)

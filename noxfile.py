@@ -176,7 +176,7 @@ def contract(session: nox.Session) -> None:
 def integration(session: nox.Session) -> None:
     """Run real agents in real sandboxes through their whole life; `-- --driver sbx`: on this machine's own sbx."""
     if "--driver" in session.posargs:  # one after another: each sandbox is a virtual machine
-        tests(session, "tests/contract", "tests/integration", "-q", "--durations=10", "-o", "timeout=900")
+        tests(session, "tests/integration", "tests/contract", "-q", "--durations=10", "-o", "timeout=900")
         return
     tests(session, "tests/integration", "-q", "-m", "not chaos", "--durations=10", *SIDE_BY_SIDE)
 

@@ -38,13 +38,25 @@ _PATIENCE = 5
 
 
 def lacking() -> str:
-    """Return what the doctor says of KVM, sbx and its sign-in, as far as it stands in the way, or nothing."""
+    """Return what stands in the way of agents here, or nothing: of KVM, sbx and its sign-in the doctor says it."""
     checks = tuple(
         one for one in CHECKS if one.check in (hardware.virtualization, docker.program, docker.sign_in)
     )
     machine = Machine.here(Paths.from_env(), patience=_PATIENCE)
     found = stops(run_doctor(machine, driver="sbx", checks=checks, patience=_PATIENCE))
-    return "; ".join(f"{one.requirement}: {one.detail}" for one in found)
+    return "; ".join(f"{one.requirement}: {one.detail}" for one in found) or _running()
+
+
+def _running() -> str:
+    """Return which sandboxes of the operator's run: sbx tells no size of theirs, so we make none beside them."""
+    from troupe_tasks.sandbox.sbx import making
+
+    names = [one.name for one in making.listing() if one.status == "running"]
+    return (
+        f"stop these sandboxes of yours first, whose sizes sbx does not tell: {', '.join(names)}"
+        if names
+        else ""
+    )
 
 
 class Sbx:

@@ -32,7 +32,7 @@ def prove(job: Job) -> None:
 
 
 def refuse_bad_keys(job: Job) -> None:
-    """Raise KeyFailed unless every key of the agent is kept in the form of its tier; none is read."""
+    """Raise KeyFailed unless every key of the agent is kept in the form of its tier, and opens; none is shown."""
     record = job.record()
     if record.key_tier == "none":
         return

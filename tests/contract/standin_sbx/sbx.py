@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -322,10 +323,13 @@ def template(place: Place, asked: words.Asked) -> None:
         if unknown := set(asked.words) - set(known):
             fail(f"no template {sorted(unknown)}")
         place.put("templates", {tag: root for tag, root in known.items() if tag not in asked.words})
+        for tag in asked.words:
+            if Path(known[tag]).is_relative_to(place.folder):  # else it is a test's own, and stays
+                shutil.rmtree(known[tag])
         return
     with tarfile.open(asked.words[0]) as archive:
         manifest = json.load(archive.extractfile("manifest.json"))[0]  # type: ignore[arg-type]
-        root = place.folder / "templates" / str(len(known)) / "rootfs"
+        root = place.folder / "templates" / uuid.uuid4().hex / "rootfs"
         root.mkdir(parents=True)
         for layer in manifest["Layers"]:
             with tarfile.open(fileobj=archive.extractfile(layer)) as files:

@@ -9,14 +9,16 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+from troupe_tasks.kits import oci
 from troupe_tasks.secret import Secret
 
 needs_registry = pytest.mark.skipif(
@@ -154,6 +156,23 @@ def lying(answer: Callable[[str, str, str], Reply]) -> Iterator[Seen]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def forwarding(place: str) -> Callable[[str, str, str], Reply]:
+    """Return what a registry that only looks on answers: what the one at place says."""
+
+    def answer(method: str, path: str, authorization: str) -> Reply:
+        far = HTTPConnection(place, timeout=30)
+        given = {"Accept": oci.MANIFEST_TYPE, **({"Authorization": authorization} if authorization else {})}
+        with closing(far):
+            far.request(method, path, headers=given)
+            said = far.getresponse()
+            kept = {
+                name: value for name, value in said.getheaders() if name not in ("Date", "Content-Encoding")
+            }
+            return Reply(said.status, kept, said.read())
+
+    return answer
 
 
 _KIT = """\

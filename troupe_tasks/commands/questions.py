@@ -136,25 +136,34 @@ def a_key(service: Service, *, skippable: bool) -> Secret | None:
 
 
 def login(progress: Progress) -> Login:
-    """Return what asks for a registry's token, hidden, or reads a line of stdin where there is no terminal."""
+    """Return what asks for a registry's token, once however often it is opened: the next line of stdin is a key."""
+    given: dict[str, Secret] = {}
 
     def asked(place: str) -> Secret:
-        from troupe_tasks.commands.output import somebody_is_there
-        from troupe_tasks.errors import UsageError
-        from troupe_tasks.secret import Secret
-
-        progress.close()
-        if somebody_is_there():
-            from getpass import getpass
-
-            text = getpass(f"{place} wants a token, as USER:TOKEN or alone (hidden): ", sys.stderr)
-        else:
-            text = sys.stdin.readline(_LINE_CAP).rstrip("\r\n")
-        if not text.strip():
-            raise UsageError(
-                f"{place} lets nobody in without a token", cause="the kit is private there, or is not there",
-                hint="Run it on a terminal, or give the token on stdin.",
-            )  # fmt: skip
-        return Secret.typed(text)
+        if place not in given:
+            progress.close()
+            given[place] = _token(place)
+        return given[place]
 
     return asked
+
+
+def _token(place: str) -> Secret:
+    """Ask for a token, hidden, or read a line of stdin where there is no terminal."""
+    from troupe_tasks.commands.output import somebody_is_there
+    from troupe_tasks.errors import UsageError
+    from troupe_tasks.secret import Secret, no_core_dumps
+
+    no_core_dumps()
+    if somebody_is_there():
+        from getpass import getpass
+
+        text = getpass(f"{place} wants a token, as USER:TOKEN or alone (hidden): ", sys.stderr)
+    else:
+        text = sys.stdin.readline(_LINE_CAP).rstrip("\r\n")
+    if not text.strip():
+        raise UsageError(
+            f"{place} lets nobody in without a token", cause="the kit is private there, or is not there",
+            hint="Run it on a terminal, or give the token on stdin.",
+        )  # fmt: skip
+    return Secret.typed(text)

@@ -31,8 +31,13 @@ def _code(char: str) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """Return text cut to limit characters, saying how many were left out."""
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more characters)"
+    """Return text cut to limit characters in all, saying how many were left out where that takes less than half."""
+    if len(text) <= limit:
+        return text
+    kept = limit - len(f"… ({len(text)} more characters)")
+    if kept < limit // 2:
+        return f"{text[: limit - 1]}…"
+    return f"{text[:kept]}… ({len(text) - kept} more characters)"
 
 
 def line(text: str | bytes, limit: int = 200) -> str:

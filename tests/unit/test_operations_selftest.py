@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from troupe_tasks import record as records
 from troupe_tasks.errors import SandboxTimeout
@@ -22,6 +24,9 @@ RECORD = Record(
     id="jane", name="Jane", kit=KitPin(type="hermes", version="0.1.0"), driver="capsule", isolation="gvisor",
     rehearsal=True, key_tier="none", sizes=Sizes(cpus=1, memory_mib=512, storage_mib=1024), created_at="now",
 )  # fmt: skip
+
+# What is shown as itself, and what escaping makes longer.
+_SIGNS = st.sampled_from("ab é\n\t\x1b\u202e\u2028\U000e0001")
 
 
 class Inside:
@@ -98,6 +103,26 @@ def test_an_answer_of_the_wrong_form_is_a_failure_whatever_it_claims(stdout: byt
     result = judged(Ran(status=0, stdout=stdout, stderr=b"\x1b[2J", truncated=False))
     assert not result.passed
     assert "\x1b" not in result.cause
+
+
+@given(
+    completed=st.booleans(), model=st.text(_SIGNS, max_size=200), reply=st.text(_SIGNS, max_size=4000),
+    error=st.text(_SIGNS, max_size=4000),
+)  # fmt: skip
+@example(completed=True, model="m" * 199 + "\u202e", reply="\u202e" * 4000, error="")
+@example(completed=False, model="\u202e" * 200, reply="", error="\u202e" * 4000)
+def test_an_answer_of_the_right_form_is_judged_whatever_it_says(
+    completed: bool, model: str, reply: str, error: str
+) -> None:
+    result = judged(said(completed=completed, model=model, reply=reply, error=error))
+    assert result.passed is completed
+    assert SelfTest.model_validate_json(result.model_dump_json()) == result
+
+
+@given(stdout=st.binary(max_size=4000), stderr=st.binary(max_size=4000))
+@example(stdout=b"", stderr=b"\xff" * 4000)
+def test_whatever_the_program_says_there_is_a_result(stdout: bytes, stderr: bytes) -> None:
+    assert not judged(Ran(status=-9, stdout=stdout, stderr=stderr, truncated=True)).passed
 
 
 def test_no_answer_in_time_is_a_failure() -> None:

@@ -205,5 +205,6 @@ def a_kit(within: Path, *, version: str = "1.2.3", soul: str = "be still\n", nam
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "managed").mkdir(parents=True)
     (folder / "kit.toml").write_text(_KIT.format(name=name, version=version), encoding="utf-8")
+    (folder / "requirements.lock").write_text("hermes-agent==1.0\n", encoding="ascii")
     (folder / "SOUL.md").write_text(soul, encoding="utf-8")
     return folder

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from troupe_tasks.errors import NotReady
 from troupe_tasks.kits import compose, local
 from troupe_tasks.kits.compose import StateFile
 from troupe_tasks.kits.settings import settle
@@ -106,5 +107,5 @@ def test_the_archive_lies_below_the_state_and_is_of_today() -> None:
 
 def test_a_lock_without_hermes_is_told(tmp_path: Path) -> None:
     (tmp_path / "requirements.lock").write_text("h11==1\n", encoding="ascii")
-    with pytest.raises(ValueError, match="hermes-agent"):
+    with pytest.raises(NotReady, match="hermes-agent"):
         compose.hermes_version(KIT.model_copy(update={"folder": tmp_path}))

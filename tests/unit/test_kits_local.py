@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from troupe_tasks import resources
-from troupe_tasks.errors import NotReady, UsageError
-from troupe_tasks.kits import local
+from troupe_tasks import durable, resources
+from troupe_tasks.errors import NotReady, RegistryFailed, UsageError
+from troupe_tasks.kits import archive, local, oci, publish, pulled
+from troupe_tasks.paths import Paths
 
 HERMES = resources.kits_dir() / "hermes"
 
@@ -62,6 +63,25 @@ def test_a_kit_that_is_off_is_refused_naming_the_place(kits: Path, old: str, new
     changed(kits, old, new)
     with pytest.raises(NotReady, match=where):
         local.find("hermes", kits)
+
+
+@pytest.mark.parametrize("name", ["SOUL.md", "requirements.lock"])
+def test_a_kit_that_lacks_a_file_is_refused_before_it_is_published_or_kept(
+    kits: Path, tmp_path: Path, name: str
+) -> None:
+    whole = archive.pack(kits / "hermes")
+    (kits / "hermes" / name).unlink()
+    with pytest.raises(NotReady, match=f"no {name}"):
+        local.find("hermes", kits)
+    with pytest.raises(NotReady, match=f"no {name}"):
+        publish.packed(kits / "hermes")
+    paths, known = Paths.from_env(), oci.Name(type="hermes", version="0.3.0")
+    durable.make_private_dir(paths.kits)
+    new = pulled.Pulled(name=known, digest=f"sha256:{'0' * 64}", registry="registry.example.com")
+    with pytest.raises(RegistryFailed, match=f"no {name}"):
+        pulled.keep(paths, new, archive.pack(kits / "hermes"))
+    assert not list(paths.kits.iterdir())
+    assert pulled.keep(paths, new, whole).name == "hermes"
 
 
 def test_no_kits_at_all_is_told(tmp_path: Path) -> None:

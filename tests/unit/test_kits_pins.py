@@ -39,6 +39,7 @@ def source(tmp_path: Path) -> Path:
     folder = tmp_path / "kits" / "mime"
     (folder / "managed").mkdir(parents=True)
     (folder / "kit.toml").write_text(KIT, encoding="utf-8")
+    (folder / "requirements.lock").write_text("hermes-agent==1.0\n", encoding="ascii")
     (folder / "SOUL.md").write_text("be still\n", encoding="utf-8")
     return folder
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from troupe_tasks.errors import NotReady
 from troupe_tasks.kits import seeds
 from troupe_tasks.kits.model import Kit, Model
 from troupe_tasks.sandbox.protocol import EGRESS_DIR
@@ -90,7 +91,10 @@ def hermes_version(kit: Kit) -> str:
     for line in kit.file("requirements.lock").read_text(encoding="ascii").splitlines():
         if line.startswith("hermes-agent"):
             return line.partition("==")[2].rstrip(" \\")
-    raise ValueError(f"{kit.file('requirements.lock')} pins no hermes-agent")
+    raise NotReady(
+        f"{kit.file('requirements.lock')} pins no hermes-agent", cause="an agent is Hermes, of that version",
+        hint="Name it in requirements.in, lock that anew, and raise the kit's version.",
+    )  # fmt: skip
 
 
 def _above(path: str) -> Iterable[str]:

@@ -15,6 +15,7 @@ from troupe_tasks.kits.services import Service, Services
 from troupe_tasks.text import line
 
 _CAP_BYTES = 1 << 18
+_NEEDED = ("SOUL.md", "requirements.lock")
 
 
 def types(folder: Path | None = None) -> list[str]:
@@ -44,6 +45,7 @@ def read(folder: Path, *, name: str) -> Kit:
         seeds.names(
             folder
         )  # every command on an agent reads its kit: what can be no seed is told, none is read
+        _refuse_without_files(folder)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _unusable(source, line(str(error))) from error
     except ValidationError as error:
@@ -53,6 +55,13 @@ def read(folder: Path, *, name: str) -> Kit:
     if kit.name != name:
         raise _unusable(source, f"it calls itself {kit.name}, and {line(name, 60)} was asked for")
     return kit
+
+
+def _refuse_without_files(folder: Path) -> None:
+    """Raise ValueError for a kit that no agent could be made from, before anybody publishes it or begins to."""
+    for name in _NEEDED:
+        if not (folder / name).is_file():
+            raise ValueError(f"there is no {name} beside it")
 
 
 def _services(source: Path) -> tuple[Service, ...]:
@@ -68,4 +77,4 @@ def _services(source: Path) -> tuple[Service, ...]:
 
 def _unusable(source: Path, cause: str) -> NotReady:
     return NotReady(f"{source} is no kit that this troupe can read", cause=cause,
-                    hint="Mend that line, or check the kit out afresh.")  # fmt: skip
+                    hint="Mend what the cause names, or check the kit out afresh.")  # fmt: skip

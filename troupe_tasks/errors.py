@@ -78,9 +78,12 @@ class OverBudget(Refused):
 
 
 class Tampered(Refused):
-    """A receipt was altered after it was written, so the journal can't be trusted."""
+    """A receipt was altered after it was written, so the journal can't be trusted. Looking at the agent goes on."""
 
-    hint = "Restore the file from a backup, or delete the agent and create it anew."
+    hint = (
+        "Put the file back from a copy of yours. Or create the agent anew: copy what is in "
+        "`~/.local/state/troupe/backups/ID` to another place first, for `troupe delete ID` removes it."
+    )
 
 
 class KeyMissing(Refused):

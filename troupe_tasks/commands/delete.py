@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def delete(context: Context, agent: str, yes_i_mean: str = "", debug: bool = False) -> None:
     """Delete an agent: its sandbox, keys, receipts, backups, logs and environment."""
     from troupe_tasks.commands import output
-    from troupe_tasks.commands.agent import chosen
+    from troupe_tasks.commands.agent import chosen, say_unfinished
     from troupe_tasks.errors import NotFound
     from troupe_tasks.operations.delete import delete as perform
     from troupe_tasks.operations.delete import known
@@ -29,6 +29,7 @@ def delete(context: Context, agent: str, yes_i_mean: str = "", debug: bool = Fal
     house, agent_id = chosen(agent, hint=False)
     if not known(house.paths, agent_id):
         raise NotFound(f"there is no agent {agent_id}")
+    say_unfinished(house, agent_id, own="delete")
     name = _name(house.paths, agent_id)
     services = kept_keys(house, agent_id) if name is not None and name != agent_id else ()
     if name is not None:

@@ -10,16 +10,17 @@ from troupe_tasks.commands.frame import command
 @command(example="troupe receipts mr-doyle", flags={"agent": "The agent's ID."}, positional=("agent",))
 def receipts(context: Context, agent: str, json: bool = False, debug: bool = False) -> None:
     """Show an agent's operations and their steps; an altered receipt is told and refused."""
+    from troupe_tasks.commands.agent import chosen, say_unfinished
     from troupe_tasks.commands.output import show_json
     from troupe_tasks.errors import NotFound
     from troupe_tasks.journal import Journal
-    from troupe_tasks.names import checked_id
-    from troupe_tasks.paths import Paths
     from troupe_tasks.text import table
 
-    found = Journal(Paths.from_env(), checked_id(agent)).receipts
+    house, agent_id = chosen(agent, hint=False)
+    found = Journal(house.paths, agent_id).receipts
     if not found:
-        raise NotFound(f"there are no receipts of {agent}")
+        raise NotFound(f"there are no receipts of {agent_id}")
+    say_unfinished(house, agent_id)
     if json:
         show_json([receipt.model_dump(mode="json") for receipt in found])
         return

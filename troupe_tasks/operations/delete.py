@@ -154,7 +154,7 @@ def _unrecorded(house: House, agent_id: str, *, told: Callable[[str], None]) -> 
 def _book(paths: Paths, agent_id: str) -> Journal:
     try:
         return Journal(paths, agent_id)
-    except Tampered:
+    except (Tampered, StateUnreadable):
         # Nothing can go on from altered receipts, and a delete needs none of what they say.
         durable.remove_tree(paths.receipts(agent_id))
         return Journal(paths, agent_id)

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from troupe_tasks import record as records
-from troupe_tasks.errors import Tampered
+from troupe_tasks.errors import StateUnreadable, Tampered
 from troupe_tasks.journal import ABANDONED, END, Journal
 from troupe_tasks.operations import room, vault, wiring
 from troupe_tasks.operations.house import House, Unseen, gateway_name
@@ -140,7 +140,7 @@ def _agent(
         # A list reads no receipts of agents at rest: with many agents that would be most of its time.
         rest = not thorough and _settled(house, record.id)
         unfinished = None if rest else pending(house, record.id)
-    except Tampered as error:
+    except (Tampered, StateUnreadable) as error:
         unfinished, why = None, str(error)
     if unfinished is not None and state == "stopped":
         why = ""  # what finishes it is shown, and nothing else would be let through

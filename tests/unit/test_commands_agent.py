@@ -1,0 +1,102 @@
+"""What is said of an agent before a command on it answers: unfinished business, and receipts that were damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from invoke import Context
+
+from tests.registries import a_kit
+from troupe_tasks import record as records
+from troupe_tasks.errors import Refused, StateUnreadable, Tampered
+from troupe_tasks.journal import Journal
+from troupe_tasks.kits import local, pins
+from troupe_tasks.namespace import namespace
+from troupe_tasks.operations.delete import _book
+from troupe_tasks.operations.house import House
+from troupe_tasks.operations.inventory import agents
+from troupe_tasks.paths import Paths
+from troupe_tasks.record import KitPin, Record, Sizes
+
+ID = "jane"
+FINISH = "troupe resize jane --memory=2"
+LOOKING = ("status", "logs", "policy", "backup.list", "secret.list", "secret.check")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    """Record an agent that no runtime has, with a resize that was interrupted."""
+    found = Paths.from_env()
+    pins.pin(local.read(a_kit(tmp_path), name="mime"), found)
+    records.save(found, Record(
+        id=ID, name="Jane", kit=KitPin(type="mime", version="1.2.3"), driver="capsule", isolation="gvisor",
+        rehearsal=True, key_tier="none", sizes=Sizes(cpus=1, memory_mib=64, storage_mib=64), created_at="now",
+    ))  # fmt: skip
+    Journal(found, ID).open("resize", inputs={}, finish=FINISH)
+    return found
+
+
+def run(name: str, **flags: object) -> None:
+    namespace[name].body.__wrapped__(Context(), agent=ID, **flags)
+
+
+def altered(paths: Paths) -> None:
+    (receipt,) = paths.receipts(ID).iterdir()
+    receipt.write_bytes(receipt.read_bytes().replace(b"resize", b"delete"))
+
+
+def linked(paths: Paths) -> None:
+    (receipt,) = paths.receipts(ID).iterdir()
+    receipt.unlink()
+    os.symlink("/etc/hostname", receipt)
+
+
+@pytest.mark.parametrize("name", [*LOOKING, "receipts"])
+def test_what_is_unfinished_is_said_first_and_the_answer_follows(
+    paths: Paths, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    run(name, **({} if name == "logs" else {"json": True}))
+    said = capsys.readouterr()
+    assert said.err.splitlines()[0] == f"jane has an unfinished resize; finish it with: {FINISH}"
+    assert name == "logs" or json.loads(said.out) is not None
+
+
+def test_delete_says_what_it_gives_up_but_not_that_it_is_unfinished_itself(
+    paths: Paths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Refused, match="nothing was deleted"):
+        run("delete", yes_i_mean="Somebody else")
+    assert "unfinished resize" in capsys.readouterr().err
+    Journal(paths, ID).open("delete", inputs={}, finish="troupe delete jane", supersedes=True)
+    with pytest.raises(Refused, match="nothing was deleted"):
+        run("delete", yes_i_mean="Somebody else")
+    assert "unfinished" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("harm", [altered, linked])
+@pytest.mark.parametrize("name", LOOKING)
+def test_damaged_receipts_are_told_and_keep_nobody_from_looking(
+    paths: Paths, capsys: pytest.CaptureFixture[str], name: str, harm: Callable[[Paths], None]
+) -> None:
+    harm(paths)
+    run(name)
+    said = capsys.readouterr().err
+    assert str(paths.receipts(ID)) in said
+    assert "next: " in said
+
+
+@pytest.mark.parametrize("harm", [altered, linked])
+def test_damaged_receipts_stop_what_changes_the_agent_but_not_a_list_nor_a_delete(
+    paths: Paths, harm: Callable[[Paths], None]
+) -> None:
+    harm(paths)
+    for name, flags in (("policy", {"mode": "open"}), ("backup.prune", {"keep": "1"}), ("receipts", {})):
+        with pytest.raises((Tampered, StateUnreadable)):
+            run(name, **flags)
+    assert records.load(paths, ID).policy == "balanced"
+    assert str(paths.receipts(ID)) in agents(House(paths))[0].why
+    assert _book(paths, ID).receipts == ()

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
 def accepted(verdict: Verdict, *, force: bool, question: str) -> bool:
     """Return whether it may go over the budget, which only --force and a person's yes allow. Raises OverBudget."""
-    from troupe_tasks.commands.output import confirmed, note
+    from troupe_tasks.commands.output import confirmed, note, somebody_is_there
 
     verdict.raise_refusals()
     if force or not verdict.over:
         return force
-    for line in verdict.lines:
-        note(line.show())
+    if somebody_is_there():  # the error tells everybody else
+        for line in verdict.lines:
+            note(line.show())
     if not confirmed(f"This machine's budget does not hold it. {question}"):
         verdict.raise_over()
     return True

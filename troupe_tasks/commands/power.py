@@ -23,10 +23,9 @@ def start(
     context: Context, agents: str = "", all: bool = False, force: bool = False, debug: bool = False
 ) -> None:
     """Start agents: the sandbox and the gateway. After a machine restart, `start --all` brings everything back."""
-    from troupe_tasks.operations import power
 
     def does(house: House, one: str, told: Callable[[str], None]) -> None:
-        power.start(house, one, over_budget=force, told=told)
+        _start(house, one, told, over_budget=_accepted(house, one, force=force))
 
     _each(agents, everyone=all, does=does, done="runs")
 
@@ -42,13 +41,28 @@ def restart(
     context: Context, agents: str = "", all: bool = False, force: bool = False, debug: bool = False
 ) -> None:
     """Stop agents and start them again."""
-    from troupe_tasks.operations import power
 
     def both(house: House, one: str, told: Callable[[str], None]) -> None:
+        over = _accepted(house, one, force=force)  # before it is stopped: a no leaves it as it is
         _stop(house, one, told)
-        power.start(house, one, over_budget=force, told=told)
+        _start(house, one, told, over_budget=over)
 
     _each(agents, everyone=all, does=both, done="runs")
+
+
+def _accepted(house: House, one: str, *, force: bool) -> bool:
+    from troupe_tasks.commands import budget
+    from troupe_tasks.operations import power
+
+    return budget.accepted_for(
+        house, one, lambda: power.verdict(house, one), force=force, question=f"Start {one} all the same?"
+    )
+
+
+def _start(house: House, one: str, told: Callable[[str], None], *, over_budget: bool) -> None:
+    from troupe_tasks.operations import power
+
+    power.start(house, one, over_budget=over_budget, told=told)
 
 
 def _stop(house: House, one: str, told: Callable[[str], None]) -> None:

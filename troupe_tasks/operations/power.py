@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from troupe_tasks import journal, locks
 from troupe_tasks import record as records
+from troupe_tasks.budget import Verdict
 from troupe_tasks.errors import SandboxGone
 from troupe_tasks.journal import Decided, Journal, Step
 from troupe_tasks.operations import gateway, moving, outlets, room
@@ -33,23 +34,41 @@ class Job:
 
 def look(job: Job, done: Done) -> Decided:
     """Raise SandboxGone when there is nothing to start, before anything else is done."""
-    if not moving.usable(job.house, job.record()):
-        raise SandboxGone(
-            f"the sandbox of {job.id} is gone, or not whole",
-            hint=f"`troupe restore {job.id}` brings its newest backup back; `troupe reset {job.id}` starts it anew.",
-        )
+    _refuse_gone(job.house, job.record())
     return {}
+
+
+def _refuse_gone(house: House, record: Record) -> None:
+    one = record.id
+    if not moving.usable(house, record):
+        raise SandboxGone(
+            f"the sandbox of {one} is gone, or not whole",
+            hint=f"`troupe restore {one}` brings its newest backup back; `troupe reset {one}` starts it anew.",
+        )
+
+
+def verdict(house: House, agent_id: str) -> Verdict:
+    """Return whether the machine holds an agent that is to run. Raises SandboxGone when there is nothing to start."""
+    record = records.load(house.paths, agent_id)
+    _refuse_gone(house, record)
+    return _verdict(
+        house, record, may_ask=False
+    )  # a restart may be what mends a sandbox that does not answer
+
+
+def _verdict(house: House, record: Record, *, may_ask: bool) -> Verdict:
+    grown = house.driver(record.driver).disk_used_mib(record.sandbox, may_ask=may_ask)
+    return room.verdict(house, record.id, record.sizes, grown_mib=grown)
 
 
 def reserve(job: Job, done: Done) -> Decided:
     """Check the budget and write down that the agent is wanted up, in one moment of the machine."""
     record = job.record()
     with locks.machine(job.house.paths):
-        grown = job.house.driver(record.driver).disk_used_mib(record.sandbox)
-        verdict = room.verdict(job.house, record.id, record.sizes, grown_mib=grown)
-        verdict.raise_refusals()
+        found = _verdict(job.house, record, may_ask=True)
+        found.raise_refusals()
         if not job.over_budget:
-            verdict.raise_over()
+            found.raise_over()
         records.save(job.house.paths, record.model_copy(update={"wanted": "up"}))
     return {}
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from invoke import Context
 
 from troupe_tasks.commands.frame import command
+
+if TYPE_CHECKING:
+    from troupe_tasks.operations.secrets import Changed
 
 _NOT_WELL = 4
 _AGENT = {"agent": "The agent's ID."}
@@ -25,9 +30,10 @@ def put(context: Context, agent: str, service: str, debug: bool = False) -> None
     asked = not secrets.key_is_kept(house, agent_id, service)
     key = questions.a_key(declared, skippable=False) if asked else None
     with output.progress() as progress:
-        restarted = secrets.put(house, agent_id, service, key, told=progress.step)
-    how = "its gateway was restarted for it" if restarted else "its next request uses it"
-    print(f"{agent_id} has its key for {service}; {how}.")
+        changed = secrets.put(house, agent_id, service, key, told=progress.step)
+    how = "its gateway was restarted for it" if changed.restarted else "its next request uses it"
+    print(f"{agent_id} has its key for {service}{f'; {how}' if changed.put_in else ''}.")
+    _say_owed(agent_id, changed)
 
 
 @command(example="troupe secret check mr-doyle", flags=_AGENT, positional=("agent",))
@@ -89,7 +95,18 @@ def remove(context: Context, agent: str, service: str, debug: bool = False) -> N
     house, agent_id = chosen(agent, hint=False)
     _, _, declared = secrets.declared(house, agent_id, service)
     with output.progress() as progress:
-        secrets.remove(house, agent_id, service, told=progress.step)
+        changed = secrets.remove(house, agent_id, service, told=progress.step)
+    _say_owed(agent_id, changed)
     print(f"The key for {service} is gone from this machine. Revoke it at its provider as well.")
     if declared.required:
         print(f"{agent_id} can't do without it: `troupe secret set {agent_id} {service}` gives it another.")
+
+
+def _say_owed(agent_id: str, changed: Changed) -> None:
+    from troupe_tasks.commands.output import note
+
+    if not changed.put_in:
+        note(
+            f"Its sandbox is lost, or not whole, so the stand-ins in it stay as they are. `troupe restore {agent_id}` "
+            f"or `troupe reset {agent_id}` gives it another, with the right ones; if this one comes back, run it again."
+        )

@@ -1,7 +1,8 @@
 """Give an agent a key, or take one away: kept, recorded, told to the broker, and its stand-in put into the agent.
 
 A new key for a service that the agent has already is used from the next request on. A service that is new to the
-agent, or taken away, changes the agent's .env, which its gateway reads when it starts.
+agent, or taken away, changes the agent's .env, which its gateway reads when it starts. A sandbox that is lost is left
+out: what brings the agent another one (a restore, a reset) puts its stand-ins in line, and must not be kept out.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
 
 from troupe_tasks import journal, locks
 from troupe_tasks import record as records
@@ -18,7 +21,7 @@ from troupe_tasks.keystore.store import Keystore
 from troupe_tasks.kits import pins
 from troupe_tasks.kits.model import Kit
 from troupe_tasks.kits.services import Service
-from troupe_tasks.operations import outfit, wiring
+from troupe_tasks.operations import moving, outfit, wiring
 from troupe_tasks.operations.house import House, gateway_name
 from troupe_tasks.record import Record
 from troupe_tasks.secret import Secret
@@ -38,9 +41,28 @@ class Job:
     key: Secret | None = None
 
 
+class Changed(BaseModel):
+    """What a change did inside the agent; put_in is whether its sandbox could be brought in line."""
+
+    model_config = ConfigDict(frozen=True)
+
+    restarted: bool
+    put_in: bool
+
+
 def look(job: Job, done: Done) -> Decided:
     """Tell, before anything is changed, whether the agent has the service: what follows can't see it any more."""
-    return {"has": job.service.name in job.record.services}
+    return {"has": job.service.name in job.record.services, "owed": _owed(job)}
+
+
+def _owed(job: Job) -> bool:
+    """Tell whether an earlier change could not be put into the sandbox, and the agent lives in that one still."""
+    for receipt in reversed(Journal(job.house.paths, job.record.id).receipts):
+        if receipt.step == "switch" and receipt.decided.get("moved"):
+            return False
+        if receipt.step == "put-in":
+            return receipt.decided.get("put_in") is False
+    return False
 
 
 def keep(job: Job, done: Done) -> Decided:
@@ -87,8 +109,10 @@ def put_in(job: Job, done: Done) -> Decided:
     """Bring the stand-ins in the agent's .env in line, and restart a gateway that runs with the old ones."""
     house, agent_id = job.house, job.record.id
     record = records.load(house.paths, agent_id)
-    if done["look"]["has"] == (job.service.name in record.services):
+    if done["look"]["has"] == (job.service.name in record.services) and not done["look"].get("owed"):
         return {"restarted": False}
+    if not moving.usable(house, record):
+        return {"restarted": False, "put_in": False}
     outfit.settle(house, record, job.kit)
     if record.wanted == "up":
         house.services.restart((gateway_name(agent_id),))
@@ -135,20 +159,22 @@ def key_is_kept(house: House, agent_id: str, name: str) -> bool:
     return opened is not None and opened.inputs == {"service": name} and "keep" in opened.done
 
 
-def put(house: House, agent_id: str, name: str, key: Secret | None, *, told: Callable[[str], None]) -> bool:
-    """Give the agent a key, and tell whether its gateway was restarted for it."""
+def put(
+    house: House, agent_id: str, name: str, key: Secret | None, *, told: Callable[[str], None]
+) -> Changed:
+    """Give the agent a key."""
     return _change(house, agent_id, name, key=key, operation="secret-set", steps=SET, told=told)
 
 
-def remove(house: House, agent_id: str, name: str, *, told: Callable[[str], None]) -> bool:
-    """Take a key away from the agent, and tell whether its gateway was restarted for it."""
+def remove(house: House, agent_id: str, name: str, *, told: Callable[[str], None]) -> Changed:
+    """Take a key away from the agent."""
     return _change(house, agent_id, name, key=None, operation="secret-remove", steps=REMOVE, told=told)
 
 
 def _change(
     house: House, agent_id: str, name: str, *, key: Secret | None, operation: str, steps: tuple[Step[Job], ...],
     told: Callable[[str], None],
-) -> bool:  # fmt: skip
+) -> Changed:  # fmt: skip
     with locks.agent(house.paths, agent_id):
         record, kit, service = declared(house, agent_id, name)
         words = operation.replace("-", " ")
@@ -156,4 +182,5 @@ def _change(
         opened = book.open(operation, inputs={"service": name}, finish=f"troupe {words} {agent_id} {name}")
         job = Job(house, record, kit, service, key)
         done = journal.perform(book, opened, job, steps, told=lambda step: told(step.doing))
-    return bool(done["put-in"].get("restarted"))
+    decided = done["put-in"]
+    return Changed(restarted=bool(decided.get("restarted")), put_in=decided.get("put_in") is not False)

@@ -10,6 +10,7 @@ from troupe_tasks.errors import UsageError
 NAME_LIMIT = 35
 ID_LIMIT = 63  # an ID is a host name's label too; a few signs fold to several letters each
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_SANDBOX = re.compile(rf"({_ID.pattern})--[0-9]+")
 # Letters that Unicode does not take apart into a base letter and an accent.
 _FOLDED = str.maketrans(
     {"ß": "ss", "ẞ": "ss", "æ": "ae", "Æ": "ae", "œ": "oe", "Œ": "oe", "ø": "o", "Ø": "o", "đ": "d",
@@ -48,6 +49,11 @@ def checked_id(text: str) -> str:
     """Return text when it has the form of an ID; a display name is told its ID."""
     if len(text) <= ID_LIMIT and _ID.fullmatch(text):
         return text
+    if found := _SANDBOX.fullmatch(text[:200]):
+        raise UsageError(
+            "that is a sandbox, not an agent", cause="each move of an agent gives it another sandbox",
+            hint=f"Its agent is `{found[1]}`.",
+        )  # fmt: skip
     try:
         hint = f"Did you mean `{agent_id(text)}`? `troupe list` shows the IDs."
     except UsageError:

@@ -15,6 +15,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ import pytest
 from tests.contract.asking import run, state
 from tests.contract.conftest import House
 from troupe_tasks.errors import AlreadyExists, SandboxFailed, SandboxGone, SandboxTimeout
+from troupe_tasks.record import sandbox_of
 from troupe_tasks.sandbox.protocol import State
 
 Fresh = Callable[[], str]
@@ -389,10 +391,15 @@ def _until(terminal: int, word: bytes) -> bytes:
     return seen
 
 
-def test_attach_to_a_stopped_sandbox_is_refused(house: House, fresh: Fresh) -> None:
-    one = fresh()
+def test_a_stopped_sandbox_runs_nothing_and_its_agent_is_named_to_be_started(house: House) -> None:
+    one = sandbox_of("mover", 2)
     house.driver.create(house.spec(one))
-    if house.driver.name == "sbx":  # which leaves it running
-        house.driver.stop(one, deadline_s=1)
-    with pytest.raises(SandboxGone):
-        house.driver.attach(one, ["true"])
+    try:
+        if house.driver.name == "sbx":  # which leaves it running
+            house.driver.stop(one, deadline_s=1)
+        for asked in (house.driver.attach, partial(house.driver.run, deadline_s=20)):
+            with pytest.raises(SandboxGone) as told:
+                asked(one, ["true"])
+            assert told.value.hint == "`troupe start mover` starts it."
+    finally:
+        house.driver.remove(one)

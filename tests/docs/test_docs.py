@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -15,9 +16,15 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```(?:sh|console|bash)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^(?:\$ )?(?:\./)?troupe (.+)$", re.MULTILINE)
-INLINE = re.compile(r"`(?:\./)?troupe ([a-z][^`]*)`")
+INLINE = re.compile(r"`(?:\./)?troupe ([a-zA-Z][^`]*)`")
 LAUNCHER_ONLY = ("test",)
-PLACEHOLDERS = {"ID": "mr-doyle", "NAME": "Mr. Doyle", "SERVICE": "openrouter", "KEY": "timezone"}
+PLACEHOLDERS = {
+    "ID": "mr-doyle",
+    "NAME": "Mr. Doyle",
+    "TYPE": "hermes",
+    "SERVICE": "openrouter",
+    "KEY": "timezone",
+}
 
 
 def shown(page: Path) -> str:
@@ -65,8 +72,34 @@ def commands() -> list[tuple[str, str]]:
     return sorted(found)
 
 
-@pytest.mark.parametrize(("page", "line"), commands())
-def test_every_command_in_the_documents_parses(page: str, line: str) -> None:
+def hints() -> list[tuple[str, str]]:
+    """Return what troupe itself tells people to run: every command in a text of its code that is no docstring."""
+    found: set[tuple[str, str]] = set()
+    for module in sorted((ROOT / "troupe_tasks").rglob("*.py")):
+        tree = ast.parse(module.read_text(encoding="utf-8"))
+        nodes = list(ast.walk(tree))
+        described = [node for node in nodes if isinstance(node, ast.Expr)]
+        parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        parts |= {id(node.value) for node in described}
+        for node in nodes:
+            if id(node) not in parts:
+                found |= {(shown(module), line) for line in INLINE.findall(text_of(node))}
+    return sorted(found)
+
+
+def text_of(node: ast.AST) -> str:
+    """Return a text in the code, what is filled in standing as ID."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            "ID" if isinstance(part, ast.FormattedValue) else text_of(part) for part in node.values
+        )
+    return ""
+
+
+@pytest.mark.parametrize(("page", "line"), [*commands(), *hints()])
+def test_every_command_that_people_are_told_of_parses(page: str, line: str) -> None:
     from invoke.parser import Parser
 
     from troupe_tasks.cli import normalise
@@ -80,7 +113,10 @@ def test_every_command_in_the_documents_parses(page: str, line: str) -> None:
         if set(word) <= set("|&;<>"):
             break
         words.append(PLACEHOLDERS.get(word, word))
-    if words[0] in LAUNCHER_ONLY or words[0].startswith("-") or words[0].isupper() or len(words) == 1:
+    if words[0] in LAUNCHER_ONLY or words[0].startswith("-") or line.split(maxsplit=1)[0].isupper():
+        return
+    if len(words) == 1:  # named, not called
+        assert words[0] in {*namespace.task_names, *namespace.collections}, page
         return
     argv = normalise(words, namespace)
     if argv[0] != "--help":

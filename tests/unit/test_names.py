@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from troupe_tasks.errors import UsageError
 from troupe_tasks.names import ID_LIMIT, NAME_LIMIT, agent_id, checked_id
+from troupe_tasks.record import sandbox_of
 
 GRAMMAR = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -91,6 +92,13 @@ def test_bad_names_are_refused_with_the_reason(name: str, reason: str) -> None:
 def test_what_is_no_id_is_refused_where_an_id_is_wanted(text: str) -> None:
     with pytest.raises(UsageError, match="not an agent's ID"):
         checked_id(text)
+
+
+def test_a_sandbox_is_told_its_agent_and_no_other() -> None:
+    with pytest.raises(UsageError, match="not an agent") as caught:
+        checked_id(sandbox_of("mr-doyle", 2))
+    assert "`mr-doyle`" in caught.value.hint
+    assert "mr-doyle-2" not in caught.value.hint
 
 
 def test_a_display_name_is_told_its_id() -> None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from troupe_tasks.archives.model import FOLDERS, Failure, Manifest, Measured, Surveyed
 from troupe_tasks.errors import SandboxFailed
+from troupe_tasks.record import agent_of
 from troupe_tasks.sandbox.protocol import GUEST_DIR, Sandboxes
 from troupe_tasks.text import line
 
@@ -77,5 +78,5 @@ def changed(sandbox_id: str, found: Surveyed) -> SandboxFailed:
     names = ", ".join(line(name, 100) for name in found.changed.first[:3])
     return SandboxFailed(
         f"{found.changed.count} entries of {sandbox_id} changed while they were read", cause=names,
-        hint="Something still runs inside. Stop and start the sandbox without its gateway, then try again.",
+        hint=f"Something still runs inside: `troupe restart {agent_of(sandbox_id)}` ends it. Then try again.",
     )  # fmt: skip

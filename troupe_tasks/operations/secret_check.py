@@ -76,7 +76,7 @@ def check(house: House, agent_id: str) -> list[Proof]:
         found = kept.get(name)
         proofs.append(Proof(
             service=name, what="kept", ok=found is not None and found.ok,
-            detail=found.why if found else "there is no key: `troupe secret set` gives it one",
+            detail=found.why if found else f"there is no key: `troupe secret set {agent_id} {name}` gives it one",
         ))  # fmt: skip
         service = kit.service(name)
         if service is None or name not in record.services:

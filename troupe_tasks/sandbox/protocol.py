@@ -15,6 +15,9 @@ from typing import Annotated, BinaryIO, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from troupe_tasks.errors import SandboxGone
+from troupe_tasks.record import agent_of
+
 EGRESS_DIR = "/run/troupe/egress"
 GUEST_DIR = "/run/troupe/guest"
 PROXY_PORT = 3128
@@ -212,3 +215,10 @@ class Sandboxes(Protocol):
     def disk_used_mib(self, sandbox_id: str, *, may_ask: bool = True) -> int:
         """Return what a sandbox's disk takes on the host; without may_ask nobody inside is asked."""
         ...
+
+
+def not_running(sandbox_id: str) -> SandboxGone:
+    """Return the error for a sandbox that has to run; its agent is what a person starts."""
+    return SandboxGone(
+        f"the sandbox {sandbox_id} is not running", hint=f"`troupe start {agent_of(sandbox_id)}` starts it."
+    )

@@ -38,6 +38,7 @@ from troupe_tasks.sandbox.protocol import (
     Sizes,
     State,
     Streamed,
+    not_running,
 )  # fmt: skip
 
 OVERHEAD_MIB = 128  # the engine's own processes, beside what the agent was given
@@ -219,9 +220,7 @@ class Capsule:
         """Give the terminal to a command inside."""
         saved, engine = self._open(sandbox_id)
         if not self._alive(engine, sandbox_id):
-            raise SandboxGone(
-                f"the sandbox {sandbox_id} is not running", hint=f"`troupe start {sandbox_id}` starts it."
-            )
+            raise not_running(sandbox_id)
         term = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
         inside = self._env(saved, {**term, **(env or {})})
         entry = engine.enter(saved, argv, env=inside, cwd=cwd, report=False, tty=True)
@@ -354,9 +353,7 @@ class Capsule:
             or (pumped.status >= 128 and not self._alive(engine, sandbox_id))
         ):
             if not self._alive(engine, sandbox_id):
-                raise SandboxGone(
-                    f"the sandbox {sandbox_id} is not running", hint=f"`troupe start {sandbox_id}` starts it."
-                )
+                raise not_running(sandbox_id)
             raise SandboxFailed(f"the sandbox {sandbox_id} did not run the command", cause=str(told))
         return streaming.Pumped(**{**pumped.__dict__, "status": told})
 

@@ -14,12 +14,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 
 from troupe_tasks import durable, process
 from troupe_tasks.errors import NotReady, SandboxFailed, SandboxGone, TroupeError
 from troupe_tasks.host import kvm, kvm_probe
 from troupe_tasks.paths import Paths
+from troupe_tasks.record import agent_of
 from troupe_tasks.sandbox import holding
 from troupe_tasks.sandbox import stream as streaming
 from troupe_tasks.sandbox.protocol import (
@@ -33,6 +34,7 @@ from troupe_tasks.sandbox.protocol import (
     Sizes,
     State,
     Streamed,
+    not_running,
 )  # fmt: skip
 from troupe_tasks.sandbox.sbx import (
     answers,
@@ -215,7 +217,7 @@ class Sbx:
         """Give the terminal to a command inside; sbx would start what does not run, so that is asked first."""
         saved = keeping.load(self._paths, sandbox_id)
         if _STATES.get(self._checked(saved).status) is not State.RUNNING:
-            _not_running(sandbox_id)
+            raise not_running(sandbox_id)
         term = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
         given = inside.environment(saved, {**term, **(env or {})}, mark="attached")
         command = inside.command(saved, argv, env=given, cwd=cwd, flags=("-i", "-t"), tty=True)
@@ -321,7 +323,7 @@ class Sbx:
     ) -> streaming.Pumped:
         saved = keeping.load(self._paths, sandbox_id)
         if way_out.pid(self._paths, sandbox_id) is None:
-            _not_running(sandbox_id)
+            raise not_running(sandbox_id)
         mark = os.urandom(8).hex()
         given = inside.environment(saved, env, mark=mark)
         command = inside.command(saved, argv, env=given, cwd=cwd)
@@ -340,7 +342,7 @@ class Sbx:
         if parts is None:
             raise self._never_began(saved, pumped.stderr)
         if pumped.status >= 128 and way_out.pid(self._paths, sandbox_id) is None:
-            _not_running(sandbox_id)
+            raise not_running(sandbox_id)
         return streaming.Pumped(**{**pumped.__dict__, "stderr": parts[1]})
 
     def _never_began(self, saved: Saved, said: bytes) -> TroupeError:
@@ -348,7 +350,7 @@ class Sbx:
         if b"not started by troupe" in said or b"held.py" in said:
             return SandboxGone(
                 f"the sandbox {saved.spec.id} is not running as troupe started it", cause=line(said.strip()[-300:]),
-                hint=f"`troupe start {saved.spec.id}` starts it.",
+                hint=f"`troupe start {agent_of(saved.spec.id)}` starts it.",
             )  # fmt: skip
         return trouble.told(said, doing=f"a command in {saved.spec.id}")
 
@@ -364,12 +366,6 @@ def _info(saved: Saved, one: answers.Listed | None) -> SandboxInfo:
         name=saved.name, id=saved.spec.id, identity=one.id if one else saved.identity or "", state=state,
         sizes=saved.spec.sizes, isolation=Isolation.KVM, started_at=None,
     )  # fmt: skip
-
-
-def _not_running(sandbox_id: str) -> NoReturn:
-    raise SandboxGone(
-        f"the sandbox {sandbox_id} is not running", hint=f"`troupe start {sandbox_id}` starts it."
-    )
 
 
 def _piped(words: Sequence[str]) -> subprocess.Popen[bytes]:

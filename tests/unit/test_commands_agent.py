@@ -12,7 +12,7 @@ from invoke import Context
 
 from tests.registries import a_kit
 from troupe_tasks import record as records
-from troupe_tasks.errors import Refused, StateUnreadable, Tampered
+from troupe_tasks.errors import NotFound, Refused, StateUnreadable, Tampered
 from troupe_tasks.journal import Journal
 from troupe_tasks.kits import local, pins
 from troupe_tasks.namespace import namespace
@@ -63,6 +63,16 @@ def test_what_is_unfinished_is_said_first_and_the_answer_follows(
     said = capsys.readouterr()
     assert said.err.splitlines()[0] == f"jane has an unfinished resize; finish it with: {FINISH}"
     assert name == "logs" or json.loads(said.out) is not None
+
+
+@pytest.mark.parametrize("name", ["reset", "restore", "resize", "upgrade", "delete", "backup.take"])
+def test_an_agent_that_is_not_there_is_told_before_anything_is_asked(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("troupe_tasks.commands.output.somebody_is_there", lambda: pytest.fail("it asks"))
+    with pytest.raises(NotFound):
+        run(name)
+    assert capsys.readouterr().out == ""
 
 
 def test_delete_says_what_it_gives_up_but_not_that_it_is_unfinished_itself(

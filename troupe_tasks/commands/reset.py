@@ -40,13 +40,13 @@ def reset(
         for number, step in enumerate(steps, start=1):
             print(f"{number:3}. {step}")
         return
+    sizes = records.load(house.paths, agent_id).sizes  # nobody is asked about an agent that is not there
     if not yes and not output.confirmed(f"Everything that {agent_id} has learned and made goes. Reset it?"):
         raise NotConfirmed(
             "nothing was done", cause="a reset needs your yes", hint="Answer yes, or pass --yes."
         )
     over = budget.accepted_for(
-        house, agent_id, lambda: room.verdict(house, agent_id, records.load(house.paths, agent_id).sizes),
-        force=force, question="Reset it all the same?",
+        house, agent_id, lambda: room.verdict(house, agent_id, sizes), force=force, question="Reset it all the same?"
     )  # fmt: skip
     with output.progress(quiet=json) as progress:
         result = resetting.reset(house, agent_id, over_budget=over, told=progress.step)

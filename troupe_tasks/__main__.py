@@ -17,7 +17,8 @@ def main() -> None:
     try:
         from troupe_tasks.commands.frame import guarded
 
-        guarded(_run, as_json=False, debug="--debug" in sys.argv)
+        flags = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv
+        guarded(_run, as_json="--json" in flags, debug="--debug" in flags)
     except KeyboardInterrupt:  # before anything could guard against it
         sys.stderr.write("troupe: interrupted\n  next: Run the same command again.\n")
         _leave_interrupted()

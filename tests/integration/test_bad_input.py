@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -56,6 +57,12 @@ def test_a_name_that_is_none_is_refused_before_anything_is_made(house: House, na
 
 def test_an_unknown_type_is_refused_and_the_known_ones_are_listed(house: House) -> None:
     said_well(house.troupe("create", "nobody", "--name", NAME, "--rehearsal"), 2, "hermes")
+
+
+def test_with_json_the_error_is_all_that_is_said(house: House) -> None:
+    done = house.troupe("create", "nobody", "--name", NAME, "--rehearsal", "--json")
+    assert json.loads(done.err)["status"] == done.status == 2
+    assert done.out == ""
 
 
 @pytest.mark.parametrize("flag", ["--cpu", "--memory", "--storage"])

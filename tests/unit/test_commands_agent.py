@@ -87,6 +87,16 @@ def test_delete_says_what_it_gives_up_but_not_that_it_is_unfinished_itself(
     assert "unfinished" not in capsys.readouterr().err
 
 
+def test_delete_tells_in_json_which_keys_to_revoke(
+    paths: Paths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("troupe_tasks.operations.delete.delete", lambda *_, told: told("deleting"))
+    monkeypatch.setattr("troupe_tasks.operations.wiring.kept_keys", lambda *_: ("desk",))
+    assert records.load(paths, ID).name == "Jane"
+    run("delete", yes_i_mean="Jane", json=True)
+    assert json.loads(capsys.readouterr().out) == {"agent": ID, "deleted": True, "revoke": ["desk"]}
+
+
 @pytest.mark.parametrize("harm", [altered, linked])
 @pytest.mark.parametrize("name", LOOKING)
 def test_damaged_receipts_are_told_and_keep_nobody_from_looking(

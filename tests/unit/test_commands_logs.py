@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -68,6 +69,17 @@ def shown() -> str:
 
 def test_a_log_that_is_not_there_yet_is_empty(log: Path) -> None:
     assert shown() == ""
+
+
+def test_with_json_it_is_one_document_of_escaped_lines_and_has_an_end(log: Path) -> None:
+    add(log, b"one \x1b[2J\ntwo \xff\n")
+    done = subprocess.run([*ARGV, "--json"], cwd=ROOT, capture_output=True, timeout=60, check=True)
+    assert json.loads(done.stdout) == {"agent": "broker", "lines": ["one \\x1b[2J", "two \\xff"]}
+    refused = subprocess.run(
+        [*ARGV, "--json", "--follow"], cwd=ROOT, capture_output=True, timeout=60, check=False
+    )
+    assert refused.returncode == 2
+    assert json.loads(refused.stderr)["error"] == "UsageError"
 
 
 def test_the_end_of_a_long_log_begins_with_a_whole_line_and_is_escaped(log: Path) -> None:

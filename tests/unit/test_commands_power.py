@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,6 +96,21 @@ def test_nobody_there_is_no_and_force_is_yes(
     assert done == []
     assert "?" not in run("start", monkeypatch, agents="jane", force=True)
     assert done == [("start", "jane", "over")]
+
+
+def test_with_json_the_answer_is_one_document_whatever_fails(
+    done: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(power, "stop", lambda _house, one, **_: one == "jane")
+    run("stop", monkeypatch, all=True, json=True)
+    assert json.loads(capsys.readouterr().out) == [
+        {"agent": "jane", "done": True, "cut": True}, {"agent": "john", "done": True, "cut": False},
+    ]  # fmt: skip
+    run("start", monkeypatch, all=True, json=True)
+    over = json.loads(capsys.readouterr().out)
+    assert [(one["agent"], one["done"]) for one in over] == [("jane", False), ("john", False)]
+    assert "over by" in over[0]["why"]
+    assert done == []
 
 
 def test_nobody_is_asked_about_what_can_not_be_started(

@@ -169,6 +169,14 @@ def test_every_command_shows_an_example_of_itself() -> None:
         assert re.search(rf"^Example: troupe {first}\b", text, re.MULTILINE), name
 
 
+def test_every_command_takes_json_and_debug() -> None:
+    from troupe_tasks.namespace import namespace
+
+    for name in namespace.task_names:
+        flags = {str(argument.name) for argument in namespace[name].get_arguments()}
+        assert flags >= {"json", "debug"}, name
+
+
 def test_help_loads_nothing_heavy() -> None:
     script = (
         "import sys, runpy\n"

@@ -137,6 +137,18 @@ def test_what_a_move_has_brought_in_line_is_not_owed(runtime: Runtime, moved: bo
     assert len(runtime.put_in) == (0 if moved else 1)
 
 
+def test_with_json_it_is_told_there(runtime: Runtime, capsys: pytest.CaptureFixture[str]) -> None:
+    runtime.state = State.BROKEN
+    namespace["secret.remove"].body.__wrapped__(Context(), agent=ID, service="desk", json=True)
+    put()
+    namespace["secret.remove"].body.__wrapped__(Context(), agent=ID, service="desk", json=True)
+    first, second = (
+        json.loads(part) for part in capsys.readouterr().out.replace("}\n{", "}\n\n{").split("\n\n")
+    )
+    assert first == {"agent": ID, "service": "desk", "restarted": False, "put_in": True}
+    assert second == first | {"put_in": False}
+
+
 def test_the_person_is_told(runtime: Runtime, capsys: pytest.CaptureFixture[str]) -> None:
     assert runtime.state is State.MISSING
     namespace["secret.remove"].body.__wrapped__(Context(), agent=ID, service="desk")

@@ -44,18 +44,24 @@ def get(context: Context, key: str, json: bool = False, debug: bool = False) -> 
     example="troupe config set timezone Europe/Berlin", flags={**_KEY, "value": "What to set it to."},
     positional=("key", "value"), name="set",
 )  # fmt: skip
-def put(context: Context, key: str, value: str, debug: bool = False) -> None:
+def put(context: Context, key: str, value: str, json: bool = False, debug: bool = False) -> None:
     """Set one setting; comments in the file stay."""
     from troupe_tasks import config
+    from troupe_tasks.commands.output import show_json
     from troupe_tasks.paths import Paths
 
     config.put(Paths.from_env(), key, value)
+    if json:
+        show_json({key: config.read(Paths.from_env()).get(key)})
 
 
 @command(example="troupe config unset timezone", flags=_KEY, positional=("key",))
-def unset(context: Context, key: str, debug: bool = False) -> None:
+def unset(context: Context, key: str, json: bool = False, debug: bool = False) -> None:
     """Take one setting back to its default."""
     from troupe_tasks import config
+    from troupe_tasks.commands.output import show_json
     from troupe_tasks.paths import Paths
 
     config.unset(Paths.from_env(), key)
+    if json:
+        show_json({key: None})

@@ -63,12 +63,14 @@ def create(
 
     _check_driver(driver)
     house = House(Paths.from_env(), wanted=driver or None)
-    wish = _wish(house, kind, name, sizes=(cpu, memory, storage), soul=soul, rehearsal=rehearsal, force=force)
+    wish = _wish(
+        house, kind, name, sizes=(cpu, memory, storage), soul=soul, rehearsal=rehearsal, force=force, quiet=json
+    )  # fmt: skip
     wish = replace(wish, policy=checked_policy(policy))
     given = _settings(wish, setting)
     if not rehearsal:
         wish = _accepted(house, wish)
-    _check_machine(house)
+    _check_machine(house, quiet=json)
     if not rehearsal:
         wish = _with_keys(house, wish, given)
     wish = _within_budget(house, wish)
@@ -108,6 +110,7 @@ def _wish(
     soul: str,
     rehearsal: bool,
     force: bool,
+    quiet: bool,
 ) -> Wish:
     from troupe_tasks.commands import questions
     from troupe_tasks.commands.output import progress
@@ -120,7 +123,7 @@ def _wish(
     if not name:
         raise UsageError("an agent needs a name", hint='Give it one: --name "Mr. Doyle".')
     derived = agent_id(name)
-    with progress() as shown:
+    with progress(quiet=quiet) as shown:
         found = for_create(house, derived, kind, login=questions.login(shown), told=shown.step)
     kit = found.kit
     cpu, memory, storage = sizes
@@ -159,13 +162,13 @@ def _check_driver(driver: str) -> None:
         )
 
 
-def _check_machine(house: House) -> None:
+def _check_machine(house: House, *, quiet: bool) -> None:
     from troupe_tasks.commands.output import confirmed, note, progress, somebody_is_there
     from troupe_tasks.host import packages
     from troupe_tasks.operations.readiness import bring_programs, refuse_unready
 
     packages.ensure(driver=house.chosen, say=note, ask=confirmed if somebody_is_there() else None)
-    with progress() as shown:
+    with progress(quiet=quiet) as shown:
         bring_programs(house, shown.step)
     refuse_unready(house)
 

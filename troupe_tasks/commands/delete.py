@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     flags={"agent": "The agent's ID.", "yes_i_mean": "The agent's name as shown; without it you are asked."},
     positional=("agent",),
 )
-def delete(context: Context, agent: str, yes_i_mean: str = "", debug: bool = False) -> None:
+def delete(
+    context: Context, agent: str, yes_i_mean: str = "", json: bool = False, debug: bool = False
+) -> None:
     """Delete an agent: its sandbox, keys, receipts, backups, logs and environment."""
     from troupe_tasks.commands import output
     from troupe_tasks.commands.agent import chosen, say_unfinished
@@ -34,8 +36,11 @@ def delete(context: Context, agent: str, yes_i_mean: str = "", debug: bool = Fal
     services = kept_keys(house, agent_id) if name is not None and name != agent_id else ()
     if name is not None:
         _confirm(name, yes_i_mean)
-    with output.progress() as progress:
+    with output.progress(quiet=json) as progress:
         perform(house, agent_id, told=progress.step)
+    if json:
+        output.show_json({"agent": agent_id, "deleted": True, "revoke": list(services)})
+        return
     print(f"{agent_id} is deleted; its name is free again.")
     for service in services:
         print(f"Revoke its key for {service} at the provider.")

@@ -26,18 +26,32 @@ _SHARED = ("broker", "rehearsal")
     positional=("agent",),
 )
 def logs(
-    context: Context, agent: str, follow: bool = False, egress: bool = False, debug: bool = False
+    context: Context,
+    agent: str,
+    follow: bool = False,
+    egress: bool = False,
+    json: bool = False,
+    debug: bool = False,
 ) -> None:
     """Show what an agent's gateway said, escaped, the end of it first to last."""
     from troupe_tasks.commands.agent import chosen
-    from troupe_tasks.errors import NotFound
+    from troupe_tasks.commands.output import show_json
+    from troupe_tasks.errors import NotFound, UsageError
     from troupe_tasks.operations.delete import known
     from troupe_tasks.text import escape
 
+    if json and follow:
+        raise UsageError(
+            "--json and --follow can't go together", hint="One document has an end: leave one out."
+        )
     house, agent_id = chosen(agent)
     if agent_id not in _SHARED and not known(house.paths, agent_id):
         raise NotFound(f"there is no agent {agent_id}")
     name = "egress.jsonl" if egress else f"{agent_id if agent_id in _SHARED else 'gateway'}.log"
+    if json:
+        whole = b"".join(_pieces(house.paths.logs(agent_id) / name, follow=False))
+        show_json({"agent": agent_id, "lines": escape(whole).splitlines()})
+        return
     # A piece may end within a character.
     decoder = getincrementaldecoder("utf-8")("backslashreplace")
     for piece in _pieces(house.paths.logs(agent_id) / name, follow=follow):

@@ -13,6 +13,7 @@ from troupe_tasks.commands.frame import command
 if TYPE_CHECKING:
     from troupe_tasks.operations.house import House
 
+Told = Callable[[str], None]
 _AGENTS = {"agents": "The agents' IDs, with commas between them.", "all": "Every agent of this machine."}
 _FORCE = {"force": "Start it even if the machine's budget does not hold it."}
 _IDS = Rest("agents", ",")
@@ -20,34 +21,38 @@ _IDS = Rest("agents", ",")
 
 @command(example="troupe start mr-doyle jane", flags={**_AGENTS, **_FORCE}, rest=_IDS)
 def start(
-    context: Context, agents: str = "", all: bool = False, force: bool = False, debug: bool = False
-) -> None:
+    context: Context, agents: str = "", all: bool = False, force: bool = False, json: bool = False, debug: bool = False
+) -> None:  # fmt: skip
     """Start agents: the sandbox and the gateway. After a machine restart, `start --all` brings everything back."""
 
-    def does(house: House, one: str, told: Callable[[str], None]) -> None:
+    def does(house: House, one: str, told: Told) -> bool:
         _start(house, one, told, over_budget=_accepted(house, one, force=force))
+        return False
 
-    _each(agents, everyone=all, does=does, done="runs")
+    _each(agents, everyone=all, does=does, done="runs", as_json=json)
 
 
 @command(example="troupe stop mr-doyle", flags=_AGENTS, rest=_IDS)
-def stop(context: Context, agents: str = "", all: bool = False, debug: bool = False) -> None:
+def stop(
+    context: Context, agents: str = "", all: bool = False, json: bool = False, debug: bool = False
+) -> None:
     """Stop agents; current work is given time to finish."""
-    _each(agents, everyone=all, does=_stop, done="is stopped")
+    _each(agents, everyone=all, does=_stop, done="is stopped", as_json=json)
 
 
 @command(example="troupe restart --all", flags={**_AGENTS, **_FORCE}, rest=_IDS)
 def restart(
-    context: Context, agents: str = "", all: bool = False, force: bool = False, debug: bool = False
-) -> None:
+    context: Context, agents: str = "", all: bool = False, force: bool = False, json: bool = False, debug: bool = False
+) -> None:  # fmt: skip
     """Stop agents and start them again."""
 
-    def both(house: House, one: str, told: Callable[[str], None]) -> None:
+    def both(house: House, one: str, told: Told) -> bool:
         over = _accepted(house, one, force=force)  # before it is stopped: a no leaves it as it is
-        _stop(house, one, told)
+        cut = _stop(house, one, told)
         _start(house, one, told, over_budget=over)
+        return cut
 
-    _each(agents, everyone=all, does=both, done="runs")
+    _each(agents, everyone=all, does=both, done="runs", as_json=json)
 
 
 def _accepted(house: House, one: str, *, force: bool) -> bool:
@@ -59,38 +64,46 @@ def _accepted(house: House, one: str, *, force: bool) -> bool:
     )
 
 
-def _start(house: House, one: str, told: Callable[[str], None], *, over_budget: bool) -> None:
+def _start(house: House, one: str, told: Told, *, over_budget: bool) -> None:
     from troupe_tasks.operations import power
 
     power.start(house, one, over_budget=over_budget, told=told)
 
 
-def _stop(house: House, one: str, told: Callable[[str], None]) -> None:
+def _stop(house: House, one: str, told: Told) -> bool:
     from troupe_tasks.commands.output import note
     from troupe_tasks.operations import power
 
-    if power.stop(house, one, told=told):
+    cut = power.stop(house, one, told=told)
+    if cut:
         note(f"{one}: its work did not end in time and was cut")
+    return cut
 
 
 def _each(
-    agents: str, *, everyone: bool, does: Callable[[House, str, Callable[[str], None]], None], done: str
-) -> None:
-    """Do one thing to every chosen agent; a failure does not keep the others from theirs."""
-    from troupe_tasks.commands.output import note, progress
+    agents: str, *, everyone: bool, does: Callable[[House, str, Told], bool], done: str, as_json: bool
+) -> None:  # fmt: skip
+    """Do one thing, which tells whether work was cut, to every agent; a failure keeps no other from its turn."""
+    from troupe_tasks.commands.output import note, progress, show_json
     from troupe_tasks.errors import TroupeError
 
     house, chosen = _chosen(agents, everyone=everyone)
     failed: TroupeError | None = None
+    answer: list[dict[str, object]] = []
     for one in chosen:
         try:
-            with progress() as shown:
-                does(house, one, shown.step)
-            print(f"{one} {done}")
+            with progress(quiet=as_json) as shown:
+                cut = does(house, one, shown.step)
+            answer.append({"agent": one, "done": True, "cut": cut})
+            if not as_json:
+                print(f"{one} {done}")
         except TroupeError as error:
-            if len(chosen) > 1:
+            answer.append({"agent": one, "done": False, "why": str(error)})
+            if len(chosen) > 1 and not as_json:
                 note(f"{one}: {error}\n  next: {error.hint}")
             failed = error
+    if as_json:
+        show_json(answer)
     if failed is not None:
         raise failed
 

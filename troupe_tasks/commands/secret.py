@@ -19,7 +19,7 @@ _BOTH = {**_AGENT, "service": "The service's name; `troupe secret list ID` shows
 @command(
     example="troupe secret set mr-doyle github < token.txt", flags=_BOTH, positional=("agent", "service"), name="set"
 )  # fmt: skip
-def put(context: Context, agent: str, service: str, debug: bool = False) -> None:
+def put(context: Context, agent: str, service: str, json: bool = False, debug: bool = False) -> None:
     """Give an agent a key, new or changed: asked hidden, or read from stdin where there is no terminal."""
     from troupe_tasks.commands import output, questions
     from troupe_tasks.commands.agent import chosen
@@ -29,8 +29,11 @@ def put(context: Context, agent: str, service: str, debug: bool = False) -> None
     _, _, declared = secrets.declared(house, agent_id, service)
     asked = not secrets.key_is_kept(house, agent_id, service)
     key = questions.a_key(declared, skippable=False) if asked else None
-    with output.progress() as progress:
+    with output.progress(quiet=json) as progress:
         changed = secrets.put(house, agent_id, service, key, told=progress.step)
+    if json:
+        output.show_json({"agent": agent_id, "service": service, **changed.model_dump()})
+        return
     how = "its gateway was restarted for it" if changed.restarted else "its next request uses it"
     print(f"{agent_id} has its key for {service}{f'; {how}' if changed.put_in else ''}.")
     _say_owed(agent_id, changed)
@@ -86,7 +89,7 @@ def show(context: Context, agent: str, json: bool = False, debug: bool = False) 
 @command(
     example="troupe secret remove mr-doyle github", flags=_BOTH, positional=("agent", "service")
 )  # fmt: skip
-def remove(context: Context, agent: str, service: str, debug: bool = False) -> None:
+def remove(context: Context, agent: str, service: str, json: bool = False, debug: bool = False) -> None:
     """Take a key away from an agent; revoke it at its provider as well."""
     from troupe_tasks.commands import output
     from troupe_tasks.commands.agent import chosen
@@ -94,8 +97,11 @@ def remove(context: Context, agent: str, service: str, debug: bool = False) -> N
 
     house, agent_id = chosen(agent, hint=False)
     _, _, declared = secrets.declared(house, agent_id, service)
-    with output.progress() as progress:
+    with output.progress(quiet=json) as progress:
         changed = secrets.remove(house, agent_id, service, told=progress.step)
+    if json:
+        output.show_json({"agent": agent_id, "service": service, **changed.model_dump()})
+        return
     _say_owed(agent_id, changed)
     print(f"The key for {service} is gone from this machine. Revoke it at its provider as well.")
     if declared.required:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,17 @@ from invoke import Context
 
 from tests.registries import a_kit
 from troupe_tasks import record as records
-from troupe_tasks.errors import NotFound, Refused, StateUnreadable, Tampered
+from troupe_tasks.commands.agent import telling_of_cut_work
+from troupe_tasks.errors import (
+    BackupFailed,
+    MoveFailed,
+    NotFound,
+    Refused,
+    SandboxFailed,
+    StateUnreadable,
+    Tampered,
+    TroupeError,
+)
 from troupe_tasks.journal import Journal
 from troupe_tasks.kits import local, pins
 from troupe_tasks.namespace import namespace
@@ -85,6 +96,26 @@ def test_delete_says_what_it_gives_up_but_not_that_it_is_unfinished_itself(
     with pytest.raises(Refused, match="nothing was deleted"):
         run("delete", yes_i_mean="Somebody else")
     assert "unfinished" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("failed", [None, MoveFailed, BackupFailed, SandboxFailed])
+@pytest.mark.parametrize("was_cut", [True, False])
+def test_work_that_was_cut_is_told_however_the_operation_ends(
+    paths: Paths, capsys: pytest.CaptureFixture[str], was_cut: bool, failed: type[TroupeError] | None
+) -> None:
+    book = Journal(paths, ID)
+    book.write("resize", "quiesce", {"cut": True})
+    book.write("resize", "end", {})
+    with suppress(SandboxFailed), telling_of_cut_work(House(paths), ID):
+        book.open("reset", inputs={}, finish="troupe reset jane")
+        book.write("reset", "quiesce", {"cut": was_cut})
+        book.write("reset", "end", {})
+        if failed is not None:
+            raise failed("it failed")
+    told = capsys.readouterr().err
+    assert ("jane: its work did not end in time and was cut" in told) is (
+        was_cut and failed is not SandboxFailed
+    )
 
 
 def test_delete_tells_in_json_which_keys_to_revoke(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,3 +38,24 @@ def say_unfinished(house: House, agent_id: str, *, own: str = "") -> None:
         return
     if found is not None and found.operation != own:
         note(f"{agent_id} has an unfinished {found.operation}; finish it with: {found.finish}")
+
+
+@contextmanager
+def telling_of_cut_work(house: House, agent_id: str) -> Iterator[None]:
+    """Tell of work that was cut by the operation within, whether that goes well or takes the agent back."""
+    from troupe_tasks.errors import BackupFailed, MoveFailed
+
+    try:
+        yield
+    except (BackupFailed, MoveFailed):
+        _say_cut(house, agent_id)
+        raise
+    _say_cut(house, agent_id)
+
+
+def _say_cut(house: House, agent_id: str) -> None:
+    from troupe_tasks.commands.output import note
+    from troupe_tasks.operations.inventory import has_cut_work
+
+    if has_cut_work(house, agent_id):
+        note(f"{agent_id}: its work did not end in time and was cut")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from troupe_tasks import record as records
 from troupe_tasks.errors import StateUnreadable, Tampered
-from troupe_tasks.journal import ABANDONED, END, Journal
+from troupe_tasks.journal import ABANDONED, BEGIN, END, Journal
 from troupe_tasks.operations import room, vault, wiring
 from troupe_tasks.operations.house import House, Unseen, gateway_name
 from troupe_tasks.record import Record, SelfTest, Sizes
@@ -121,6 +121,14 @@ def pending(house: House, agent_id: str) -> Unfinished | None:
     """Return an agent's interrupted operation, if there is one; every receipt is read and checked."""
     opened = Journal(house.paths, agent_id).unfinished()
     return Unfinished(operation=opened.operation, finish=opened.finish) if opened else None
+
+
+def has_cut_work(house: House, agent_id: str) -> bool:
+    """Tell whether the last operation on an agent ended work that did not end by itself in time."""
+    for receipt in reversed(Journal(house.paths, agent_id).receipts):
+        if receipt.step == BEGIN or receipt.decided.get("cut") is True:
+            return receipt.step != BEGIN
+    return False
 
 
 def _settled(house: House, agent_id: str) -> bool:

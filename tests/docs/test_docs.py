@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,17 +75,16 @@ def commands() -> list[tuple[str, str]]:
 
 def hints() -> list[tuple[str, str]]:
     """Return what troupe itself tells people to run: every command in a text of its code that is no docstring."""
-    found: set[tuple[str, str]] = set()
+    return sorted({(shown(module), line) for module, text in texts() for line in INLINE.findall(text)})
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    """Yield every text of the code that is no docstring."""
     for module in sorted((ROOT / "troupe_tasks").rglob("*.py")):
-        tree = ast.parse(module.read_text(encoding="utf-8"))
-        nodes = list(ast.walk(tree))
-        described = [node for node in nodes if isinstance(node, ast.Expr)]
+        nodes = list(ast.walk(ast.parse(module.read_text(encoding="utf-8"))))
         parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
-        parts |= {id(node.value) for node in described}
-        for node in nodes:
-            if id(node) not in parts:
-                found |= {(shown(module), line) for line in INLINE.findall(text_of(node))}
-    return sorted(found)
+        parts |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        yield from ((module, text) for node in nodes if id(node) not in parts and (text := text_of(node)))
 
 
 def text_of(node: ast.AST) -> str:
@@ -121,6 +121,17 @@ def test_every_command_that_people_are_told_of_parses(page: str, line: str) -> N
     argv = normalise(words, namespace)
     if argv[0] != "--help":
         Parser(contexts=namespace.to_contexts()).parse_argv(argv)
+
+
+def test_every_message_that_is_looked_up_is_one() -> None:
+    page = (ROOT / "docs" / "when-something-fails.md").read_text(encoding="utf-8")
+    programs = [(ROOT / name).read_text(encoding="utf-8") for name in ("troupe", "install.sh")]
+    said = "\n".join([*(text for _, text in texts()), *programs])
+    looked_up = re.findall(r"^\| (`+) ?(.+?) ?\1[ ,|]", page, re.MULTILINE)
+    assert len(looked_up) > 30
+    for _, message in looked_up:
+        parts = (part.strip(" `.()") for part in re.split(r"…|mr-doyle|[0-9]+|: ", message))
+        assert not [part for part in parts if part and part not in said], message
 
 
 def test_every_command_is_in_the_documents() -> None:

@@ -11,9 +11,12 @@ from troupe_tasks.commands.frame import command
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from troupe_tasks.kits.model import Kit
     from troupe_tasks.operations.create import Wish
     from troupe_tasks.operations.house import House
-    from troupe_tasks.record import Policy
+    from troupe_tasks.operations.kit import Found
+    from troupe_tasks.record import KeyTier, Policy
+    from troupe_tasks.sizes import Max, Wanted
 
 _SOUL_CAP_BYTES = 64 << 10
 
@@ -53,24 +56,26 @@ def create(
     debug: bool = False,
 ) -> None:
     """Create an agent from a kit, start it and send it a first message."""
-    from dataclasses import replace
-
     from troupe_tasks.commands import output
     from troupe_tasks.errors import SelfTestFailed
+    from troupe_tasks.operations.create import Wish
     from troupe_tasks.operations.create import create as perform
     from troupe_tasks.operations.house import House
     from troupe_tasks.paths import Paths
 
     _check_driver(driver)
+    mode, persona = checked_policy(policy), _read_soul(soul) if soul else None
+    sizes = _sizes(cpu, memory, storage)
+    agent_id = _agent_id(name)
     house = House(Paths.from_env(), wanted=driver or None)
-    wish = _wish(
-        house, kind, name, sizes=(cpu, memory, storage), soul=soul, rehearsal=rehearsal, force=force, quiet=json
-    )  # fmt: skip
-    wish = replace(wish, policy=checked_policy(policy))
-    given = _settings(wish, setting)
-    if not rehearsal:
-        wish = _accepted(house, wish)
+    tier = "none" if rehearsal else _accepted_tier(house, agent_id)
     _check_machine(house, quiet=json)
+    found = _found(house, agent_id, kind, quiet=json)
+    wish = Wish(
+        agent_id, name, found.kit, rehearsal, _wanted(found.kit, sizes), digest=found.digest, soul=persona,
+        key_tier=tier, policy=mode, over_budget=force,
+    )  # fmt: skip
+    given = _settings(wish, setting)
     if not rehearsal:
         wish = _with_keys(house, wish, given)
     wish = _within_budget(house, wish)
@@ -101,39 +106,40 @@ def create(
         )  # fmt: skip
 
 
-def _wish(
-    house: House,
-    kind: str,
-    name: str,
-    *,
-    sizes: tuple[str, str, str],
-    soul: str,
-    rehearsal: bool,
-    force: bool,
-    quiet: bool,
-) -> Wish:
-    from troupe_tasks.commands import questions
-    from troupe_tasks.commands.output import progress
+def _agent_id(name: str) -> str:
     from troupe_tasks.errors import UsageError
     from troupe_tasks.names import agent_id
-    from troupe_tasks.operations.create import Wish
-    from troupe_tasks.operations.kit import for_create
-    from troupe_tasks.sizes import Wanted, parse_cpus, parse_mib
 
     if not name:
         raise UsageError("an agent needs a name", hint='Give it one: --name "Mr. Doyle".')
-    derived = agent_id(name)
+    return agent_id(name)
+
+
+def _sizes(cpu: str, memory: str, storage: str) -> dict[str, int | Max]:
+    """Return the sizes that were given by flag; raises UsageError."""
+    from troupe_tasks.sizes import parse_cpus, parse_mib
+
+    return {
+        **({"cpus": parse_cpus(cpu)} if cpu else {}),
+        **({"memory_mib": parse_mib(memory, flag="--memory")} if memory else {}),
+        **({"storage_mib": parse_mib(storage, flag="--storage")} if storage else {}),
+    }
+
+
+def _wanted(kit: Kit, given: Mapping[str, int | Max]) -> Wanted:
+    from troupe_tasks.sizes import Wanted
+
+    return Wanted(**{**kit.sizes.model_dump(), **given})
+
+
+def _found(house: House, agent_id: str, kind: str, *, quiet: bool) -> Found:
+    """Return the kit, which a token may have to be asked for: after the machine was looked at, and found well."""
+    from troupe_tasks.commands import questions
+    from troupe_tasks.commands.output import progress
+    from troupe_tasks.operations.kit import for_create
+
     with progress(quiet=quiet) as shown:
-        found = for_create(house, derived, kind, login=questions.login(shown), told=shown.step)
-    kit = found.kit
-    cpu, memory, storage = sizes
-    wanted = Wanted(
-        cpus=parse_cpus(cpu) if cpu else kit.sizes.cpus,
-        memory_mib=parse_mib(memory, flag="--memory") if memory else kit.sizes.memory_mib,
-        storage_mib=parse_mib(storage, flag="--storage") if storage else kit.sizes.storage_mib,
-    )
-    persona = _read_soul(soul) if soul else None
-    return Wish(derived, name, kit, rehearsal, wanted, digest=found.digest, soul=persona, over_budget=force)
+        return for_create(house, agent_id, kind, login=questions.login(shown), told=shown.step)
 
 
 def _read_soul(soul: str) -> str:
@@ -202,7 +208,7 @@ def checked_policy(text: str) -> Policy:
 
 
 def _settings(wish: Wish, pairs: list[str]) -> dict[str, str]:
-    """Return the settings given by flag, each checked before anything is asked or done."""
+    """Return the settings given by flag, each checked before the others are asked for."""
     from troupe_tasks.errors import UsageError
     from troupe_tasks.kits.settings import value
     from troupe_tasks.text import line
@@ -221,21 +227,19 @@ def _settings(wish: Wish, pairs: list[str]) -> dict[str, str]:
     return given
 
 
-def _accepted(house: House, wish: Wish) -> Wish:
+def _accepted_tier(house: House, agent_id: str) -> KeyTier:
     """Ask how its keys and its sandbox will be, before anything is done; an interrupted create was asked already."""
-    from dataclasses import replace
-
     from troupe_tasks import record as records
     from troupe_tasks.commands import questions
     from troupe_tasks.keystore import choose
 
-    known = records.find(house.paths, wish.id)
+    known = records.find(house.paths, agent_id)
     if known is not None:
-        return replace(wish, key_tier=known.key_tier)
+        return known.key_tier
     choice = choose.strongest()
     questions.accept_tier(choice)
     questions.accept_isolation(house)
-    return replace(wish, key_tier=choice.tier.value)
+    return choice.tier.value
 
 
 def _with_keys(house: House, wish: Wish, given: dict[str, str]) -> Wish:

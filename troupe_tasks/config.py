@@ -75,7 +75,7 @@ SETTINGS = {
         Setting("timezone", "the agents' time zone (IANA name)", _timezone),
         Setting("collector-timer", "when the guard runs (systemd calendar expression)", _calendar),
         Setting("registry", "where kits are pulled from (HOST[:PORT]/PATH)",
-                _matching(r"[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*",
+                _matching(r"(?=.{1,255}$)[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*",
                           "registry.example.com/kits")),
         Setting("slack-boundary-public", "a public channel the agent must not reach (channel ID)",
                 _matching(r"C[A-Z0-9]{6,20}", "C0123456789")),

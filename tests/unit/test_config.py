@@ -69,6 +69,7 @@ def test_an_unknown_key_is_refused_with_the_known_ones(paths: Paths, key: str) -
         ("registry", "https://example.com"),
         ("registry", "example.com/kits\n"),
         ("registry", "-x"),
+        ("registry", "example.com/" + "x" * 300),
         ("registry", "example.com/../x"),
         ("registry", "example.com:٣/x"),
         ("slack-boundary-public", "G0123456789"),

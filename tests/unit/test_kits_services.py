@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from troupe_tasks import resources
+from troupe_tasks.egress.policy import HostRule
 from troupe_tasks.errors import NotReady
 from troupe_tasks.kits import local
 from troupe_tasks.kits.services import Service
-from troupe_tasks.kits.settings import settle
+from troupe_tasks.kits.settings import address_host, settle
 
 KIT = local.find("hermes")
 PLAIN: dict[str, Any] = {
@@ -42,6 +46,36 @@ def test_the_host_of_an_address_is_where_its_key_goes() -> None:
     assert rule.model_provider
 
 
+_SIGNS = st.text("ab-.*1", min_size=1, max_size=12)
+_HOSTS = st.builds(
+    "{}.{}".format, _SIGNS, st.sampled_from(["example.org", "lan", "home.arpa", "com", "example.test"])
+)
+
+
+@given(st.lists(_HOSTS, min_size=1, max_size=17), st.integers(24, 400), st.booleans())
+@example(["a.example.org"] * 15, 200, True)
+@example(["a.example.org"] * 16, 24, True)
+def test_what_a_kit_may_declare_the_broker_takes(hosts: list[str], long: int, from_setting: bool) -> None:
+    try:
+        one = service(
+            hosts=hosts, stand_in=f"{{letters:{long}}}", **({"hosts_from": "address"} if from_setting else {})
+        )
+    except ValidationError:
+        return
+    rule = one.rule({"address": "https://models.example.org/v1"}, one.new_stand_in())
+    assert len(rule.hosts) == len(hosts) + from_setting
+
+
+@given(_HOSTS)
+@example("llm.lan")
+def test_an_address_that_is_taken_is_one_that_the_broker_takes(host: str) -> None:
+    try:
+        found = address_host(f"https://{host}/v1")
+    except ValueError:
+        return
+    assert HostRule(host=found, origin="a setting").covers(found, 443)
+
+
 def test_a_stand_in_looks_like_a_key_and_is_never_the_same() -> None:
     for one in KIT.services:
         made = {one.new_stand_in() for _ in range(50)}
@@ -63,6 +97,9 @@ def test_a_stand_in_looks_like_a_key_and_is_never_the_same() -> None:
         ({"stand_in": "sk-{hex:8}"}, "random"),
         ({"stand_in": "sk-{hex:32}{oops}"}, "brace"),
         ({"stand_in": "sk {hex:32}"}, "stand_in"),
+        ({"stand_in": "sk-{hex:300}"}, "at most 200"),
+        ({"hosts": ["printer.lan"]}, "one network only"),
+        ({"hosts": ["a-.example.org"]}, "hosts.0"),
         ({"variable": "PATH=x"}, "variable"),
         ({"variable": "LD PRELOAD"}, "variable"),
         ({"place": {"form": "body"}}, "place.form"),

@@ -58,7 +58,7 @@ Mode = Literal["balanced", "locked", "open"]
 AgentId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$")]
 
 
-def _host_name(host: str) -> str:
+def host_name(host: str) -> str:
     """Return a rule's host, exact or with a wildcard label, or raise ValueError."""
     bare = host.removeprefix("*.")
     if target.name(bare) != bare:
@@ -87,7 +87,7 @@ class HostRule(BaseModel):
     origin: str = Field(min_length=1, max_length=100)
     model_provider: bool = False
 
-    _plain_name = field_validator("host")(_host_name)
+    _plain_name = field_validator("host")(host_name)
 
     def covers(self, host: str, port: int) -> bool:
         """Tell whether the rule lets host and port through."""
@@ -129,7 +129,7 @@ class ServiceRule(BaseModel):
     @field_validator("hosts")
     @classmethod
     def _plain_names(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_host_name(host) for host in hosts)
+        return tuple(host_name(host) for host in hosts)
 
     def host_rule(self, host: str, port: int) -> str | None:
         """Return which of the service's hosts covers a place, if any does."""

@@ -8,12 +8,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from troupe_tasks.kits.services import Service, fit
+from troupe_tasks.kits.services import Host, Service, fit
 from troupe_tasks.kits.settings import Name, Setting, Value
 
 _Line = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Package = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.-]{1,60}$")]
-_Host = Annotated[str, StringConstraints(max_length=253, pattern=r"^(\*\.)?([a-z0-9-]{1,63}\.)+[a-z]{2,63}$")]
 _Port = Annotated[int, Field(ge=1, le=65535)]
 Type = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
 # One spelling for each version: 1.02.3 would be another tag of the same one.
@@ -44,7 +43,7 @@ class DefaultSizes(_Part):
 class EgressHost(_Part):
     """A host that the policy `balanced` lets an agent reach; `*.` stands for one label."""
 
-    host: _Host
+    host: Host
     ports: tuple[_Port, ...] = Field(min_length=1, max_length=8, strict=False)
 
 

@@ -12,12 +12,23 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
-from troupe_tasks.egress.policy import Place, ServiceRule
+from troupe_tasks.egress.policy import Place, ServiceRule, host_name
 from troupe_tasks.kits.settings import Line, Name, Setting, When, address_host
 
-_Host = Annotated[str, StringConstraints(max_length=253, pattern=r"^(\*\.)?([a-z0-9-]{1,63}\.)+[a-z]{2,63}$")]
+Host = Annotated[
+    str, StringConstraints(max_length=253, pattern=r"^(\*\.)?([a-z0-9-]{1,63}\.)+[a-z]{2,63}$"),
+    AfterValidator(host_name),
+]  # fmt: skip
 _ALPHABETS = {
     "hex": "0123456789abcdef",
     "digits": string.digits,
@@ -26,6 +37,7 @@ _ALPHABETS = {
 _RANDOM = re.compile(r"\{(hex|digits|letters):([0-9]{1,3})\}")
 # So that no two stand-ins are ever the same, nor one guessed.
 _LEAST_RANDOM = 24
+_MOST_LONG = 200
 
 
 class Service(BaseModel):
@@ -42,7 +54,7 @@ class Service(BaseModel):
     line: Line
     required: bool
     variable: str = Field(pattern=r"^[A-Z][A-Z0-9_]{1,60}$")
-    hosts: tuple[_Host, ...] = Field(default=(), max_length=16, strict=False)
+    hosts: tuple[Host, ...] = Field(default=(), max_length=15, strict=False)  # a setting may bring one more
     hosts_from: Name | None = None
     place: Place
     stand_in: str = Field(min_length=8, max_length=100, pattern=r"^[!-~]+$")
@@ -55,6 +67,8 @@ class Service(BaseModel):
     def _random_enough(cls, look: str) -> str:
         if sum(int(count) for _, count in _RANDOM.findall(look)) < _LEAST_RANDOM:
             raise ValueError(f"at least {_LEAST_RANDOM} characters have to be random")
+        if len(_RANDOM.sub(lambda found: "x" * int(found[2]), look)) > _MOST_LONG:
+            raise ValueError(f"at most {_MOST_LONG} characters can be put in place of")
         if set("{}") & set(_RANDOM.sub("", look)):
             raise ValueError("it holds a brace that is no {hex:N}, {digits:N} or {letters:N}")
         return look

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from troupe_tasks.egress import target
+from troupe_tasks.egress.policy import host_name
 from troupe_tasks.errors import UsageError
 from troupe_tasks.text import line
 
@@ -116,7 +117,7 @@ def address_host(text: str) -> str:
         raise ValueError(
             "it is an address like https://models.example.org/v1: https, a name, port 443, a plain path"
         )
-    return found.host
+    return host_name(found.host)
 
 
 def applicable(setting: Setting, settings: Mapping[str, str]) -> bool:

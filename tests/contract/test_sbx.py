@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from troupe_tasks.errors import (
 )  # fmt: skip
 from troupe_tasks.host import kvm, kvm_probe
 from troupe_tasks.sandbox.protocol import Isolation, State
-from troupe_tasks.sandbox.sbx import calls, driver, host, making, saved, template, way_out
+from troupe_tasks.sandbox.sbx import calls, driver, host, inside, making, restart, saved, template, way_out
 
 ONE = "calm"
 
@@ -138,6 +139,53 @@ def test_one_that_sbx_started_by_itself_runs_nothing_of_ours(dock: Docker) -> No
     assert word(dock) == b"kept\n"
 
 
+_INSIDE = """\
+import os, signal, sys
+for name in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        words = open(f"/proc/{name}/cmdline", "rb").read().split(b"\\0")
+    except OSError:
+        continue
+    if words[3:4] == [b"/run/troupe/guest/tunnel.py"]:
+        print(name)
+        if sys.argv[1:]:
+            os.kill(int(name), signal.SIGKILL)
+"""
+
+
+def way_outs(dock: Docker, *end: str) -> bytes:
+    """Return the ends inside of the way out, after ending them if that is asked for."""
+    words = ["exec", "-u", "root", named(dock), *inside.PYTHON, "-c", _INSIDE, *end]
+    return calls.do(words, deadline_s=30).stdout
+
+
+def test_a_way_out_whose_end_inside_is_killed_comes_back_by_itself(dock: Docker) -> None:
+    dock.driver.start(ONE)
+    for _ in range(3):
+        before, until = way_outs(dock, "end"), time.monotonic() + 60
+        assert before
+        while way_outs(dock) in {b"", before}:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    assert word(dock) == b"kept\n"
+
+
+def test_without_its_way_out_one_counts_as_stopped_and_a_start_mends_it(dock: Docker) -> None:
+    dock.driver.start(ONE)
+    way_out.stop(dock.paths, ONE)
+    assert next(one for one in making.listing() if one.name == named(dock)).status == "running"
+    assert standing(dock) is State.STOPPED
+    dock.driver.start(ONE)
+    assert standing(dock) is State.RUNNING
+    assert way_outs(dock)
+
+
+def standing(dock: Docker) -> State:
+    info = dock.driver.list().find(ONE)
+    assert info is not None
+    return info.state
+
+
 def test_a_start_that_fails_makes_nothing_anew(dock: Docker) -> None:
     dock.driver.stop(ONE, deadline_s=0.1)
     before = docker_has(dock)
@@ -171,6 +219,73 @@ def test_a_listing_that_fails_is_no_empty_listing(
 def test_a_daemon_that_has_to_be_started_first_is_understood(dock: Docker) -> None:
     with dock.ill(daemon="stopped"):
         assert dock.driver.list().find(ONE) is not None
+
+
+@pytest.fixture
+def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the daemon's unit file, which is there."""
+    file = tmp_path / "sbx-daemon.service"
+    file.touch()
+    monkeypatch.setattr(restart, "UNIT_FILE", file)
+    monkeypatch.setattr(calls._Seen, "until_s", 0.0)
+    monkeypatch.setattr(calls, "_AGAIN_S", 0.05)
+    return file
+
+
+def starts(dock: Docker) -> list[str]:
+    """Return the commands that started a daemon so far."""
+    place = dock.standin / "daemon-starts"
+    return place.read_text(encoding="utf-8").splitlines() if place.exists() else []
+
+
+def test_where_the_daemon_has_a_unit_nothing_starts_one_outside_it(
+    dock: Docker, unit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dock.driver.start(ONE)
+    monkeypatch.setattr(driver, "_DAEMON_S", 0.2)
+    before = starts(dock)
+    calls._Seen.until_s = 0.0
+    more: list[Callable[[], object]] = [
+        dock.driver.list,
+        lambda: dock.driver.run(ONE, ["true"], deadline_s=30),
+    ]
+    with dock.ill(daemon="stopped"):
+        for ask in [*asks(dock), *more]:
+            with pytest.raises(DaemonFailed, match="the sandbox daemon does not run") as told:
+                ask()
+            assert "systemctl restart sbx-daemon.service" in told.value.hint
+        calls.check()
+        assert making._approval() == "--force"
+        assert starts(dock) == before
+        unit.unlink()
+        dock.driver.list()
+        assert starts(dock) == [*before, "ls"]
+    assert word(dock) == b"kept\n"
+
+
+def test_a_start_waits_for_the_daemon_of_a_unit(dock: Docker, unit: Path) -> None:
+    before, first = starts(dock), len(dock.calls())
+    with dock.ill(daemon="stopped"):
+
+        def come_up() -> None:
+            while dock.calls()[first:].count(["daemon", "status", "--json"]) < 3:
+                time.sleep(0.02)
+            standin.Place(dock.standin).put("misbehave", {})
+
+        daemon = threading.Thread(target=come_up)
+        daemon.start()
+        dock.driver.start(ONE)
+        daemon.join(30)
+    assert starts(dock) == before
+
+
+def test_a_daemon_that_was_seen_running_is_not_asked_for_each_call(dock: Docker, unit: Path) -> None:
+    first = len(dock.calls())
+    for _ in range(3):
+        dock.driver.list()
+    said = [words[0] for words in dock.calls()[first:]]
+    assert said[:2] == ["daemon", "ls"]
+    assert said.count("daemon") < 3
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ MAX_TEST_LINES = 600  # a suite is read a test at a time
 STARTS_PROGRAMS = {
     "process.py": "it is the seam",
     "sandbox/capsule/enter.py": "it runs without the package, and becomes the command inside a sandbox",
-    "sandbox/sbx/tunnel.py": "it runs without the package, and holds a sandbox's way out open",
+    "sandbox/sbx/outside.py": "it runs by its path, and holds a sandbox's way out open",
     "services/launch.py": "it runs without the package, and becomes the service",
     "services/relay.py": "it runs without the package, and stands before a service",
 }

@@ -24,6 +24,7 @@ sys.path[:0] = [str(HERE.parents[2])]
 from tests.contract.standin_sbx import schema, words  # noqa: E402
 
 _OPEN = {"version", "daemon status", "daemon restart", "policy init"}  # need no sign-in
+_PASSIVE = {"version", "daemon status"}  # and help
 _BANNER = "Starting sandboxd daemon...\nDaemon started (PID 4242)\nLogs: /dev/null\n"
 _FOREVER = 86_400
 
@@ -41,6 +42,7 @@ class Place:
         self.home = folder / "house"
         (folder / "sandboxes").mkdir(parents=True, exist_ok=True)
         self.ill: dict[str, Any] = self.get("misbehave", {})
+        self.banner = ""
 
     def get(self, name: str, default: Any) -> Any:
         try:
@@ -94,9 +96,17 @@ class Place:
             if one["below"] not in self.running():
                 self.below().start(one["below"])
 
+    def have_daemon(self, command: str) -> None:
+        """Start a daemon that is stopped, as nearly every command does, and leave a mark of it."""
+        if self.ill.get("daemon") == "stopped" and command not in _PASSIVE:
+            with (self.folder / "daemon-starts").open("a", encoding="utf-8") as marks:
+                marks.write(f"{command}\n")
+            self.ill = {key: value for key, value in self.ill.items() if key != "daemon"}
+            self.put("misbehave", self.ill)
+            self.banner = _BANNER
+
     def show(self, value: Any) -> None:
-        if self.ill.get("daemon") == "stopped":
-            sys.stdout.write(_BANNER)
+        sys.stdout.write(self.banner)
         print(self.ill.get("garbage") or json.dumps(value))
 
 
@@ -389,6 +399,8 @@ def main() -> None:
         asked = words.parse(sys.argv[2:])
     except words.Wrong as error:
         fail(str(error))
+    if "--help" not in asked.flags:
+        place.have_daemon(asked.command)
     if asked.command in place.ill.get("hang", []):
         time.sleep(_FOREVER)
     if place.ill.get("signed_out") and asked.command not in _OPEN and "--help" not in asked.flags:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +22,8 @@ from troupe_tasks.sandbox.sbx import answers, restart, trouble
 from troupe_tasks.secret import Secret
 
 ASK_S = 20.0
+_SURE_S = 2.0
+_AGAIN_S = 1.0
 MAKE_S = 600.0  # a first create pulls Docker's own parts
 LEAST = (0, 48)
 # What sbx finds its state, its keyring and the network by; SSH_AUTH_SOCK is not among them: it would be forwarded.
@@ -57,6 +60,49 @@ def binary() -> Path:
     return found
 
 
+class _Seen:
+    """Until when a daemon that was seen running is taken to run still: a command asks more than once."""
+
+    until_s = 0.0
+
+
+def runs() -> bool:
+    """Tell whether the daemon runs; asking that starts none."""
+    done = call(["daemon", "status", "--json"])
+    return answers.decode(answers.Status, done.stdout, command="sbx daemon status").status == "running"
+
+
+def guard() -> None:
+    """Raise DaemonFailed where the daemon has a unit and does not run: sbx would start another, outside the unit."""
+    if time.monotonic() < _Seen.until_s or not restart.UNIT_FILE.exists():
+        return
+    if not runs():
+        raise DaemonFailed(
+            "the sandbox daemon does not run", cause=f"{restart.UNIT_FILE.name} is stopped, or about to start again",
+            hint=f"{restart.command()} starts it; `systemctl status {restart.UNIT_FILE.name}` says why it ended.",
+        )  # fmt: skip
+    _Seen.until_s = time.monotonic() + _SURE_S
+
+
+def await_daemon(deadline_s: float) -> None:
+    """Wait until a daemon that has a unit runs, as after the machine's start. Raises DaemonFailed at the deadline."""
+    end = time.monotonic() + deadline_s
+    while True:
+        try:
+            guard()
+        except DaemonFailed:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(_AGAIN_S)
+        else:
+            return
+
+
+def _passive(words: Sequence[str | Path]) -> bool:
+    """Tell whether a command leaves a stopped daemon alone; every other starts one."""
+    return words[0] == "version" or list(words[:2]) == ["daemon", "status"] or words[-1] == "--help"
+
+
 def call(
     words: Sequence[str | Path],
     *,
@@ -66,6 +112,8 @@ def call(
 ) -> process.Done:
     """Run one sbx command to its end, whatever its status. Raises NotReady, DaemonFailed at the deadline (ASK_S)."""
     deadline_s = ASK_S if deadline_s is None else deadline_s
+    if not _passive(words):
+        guard()
     try:
         return process.run(
             [binary(), *words], deadline_s=deadline_s, stdin=stdin, env=environment(env), ok=None,

@@ -53,6 +53,7 @@ from troupe_tasks.sandbox.sbx.saved import Saved
 from troupe_tasks.sandbox.sbx.signin import Standing
 from troupe_tasks.text import line
 
+_DAEMON_S = 120.0  # after the machine's start a gateway may be there before the daemon is
 _START_S = 120.0
 _STOP_S = 60.0  # sbx takes up to 6 s by itself
 _REAP_S = 20.0
@@ -109,7 +110,7 @@ class Sbx:
             except TroupeError:
                 complete = False
                 continue
-            ours.append(_info(saved, listed.pop(saved.name, None)))
+            ours.append(self._info(saved, listed.pop(saved.name, None)))
         strangers = [
             SandboxInfo(
                 name=one.name, id=None, identity=one.id, sizes=None, isolation=Isolation.KVM, started_at=None,
@@ -131,6 +132,7 @@ class Sbx:
     def start(self, sandbox_id: str) -> None:
         """Start the sandbox on record, give it troupe's programs, and open its way out."""
         saved = keeping.load(self._paths, sandbox_id)
+        calls.await_daemon(_DAEMON_S)
         one = self._checked(saved)
         if _STATES.get(one.status) is State.RUNNING and self._works(sandbox_id):
             return
@@ -235,7 +237,7 @@ class Sbx:
         # Not the proxies' variables, which may hold a password; an exec asks nobody but the daemon.
         given = {name: value for name, value in calls.environment().items() if "proxy" not in name.lower()}
         variables = [f"{name}={value}" for name, value in given.items()]
-        sending = f'{shlex.join([program, *inside.send_signal(saved)])} "$1"'
+        sending = f'{shlex.join(way_out.sending(saved))} "$1"'
         return ["/usr/bin/env", *variables, *holding.argv([program, *command.words], passing=sending)]
 
     def sizes(self, sandbox_id: str) -> Sizes:
@@ -265,6 +267,21 @@ class Sbx:
         used = min(int(said), saved.spec.sizes.storage_mib)  # a sandbox's own word
         keeping.keep(self._paths, saved.model_copy(update={"used_mib": used}))
         return used
+
+    def _info(self, saved: Saved, one: answers.Listed | None) -> SandboxInfo:
+        """Return how a sandbox stands; one without its way out is as good as stopped, and `start` mends it."""
+        if one is None:
+            state = State.MISSING
+        elif saved.identity is None or one.id != saved.identity:
+            state = State.BROKEN
+        else:
+            state = _STATES.get(one.status, State.BROKEN)
+        if state is State.RUNNING and way_out.pid(self._paths, saved.spec.id) is None:
+            state = State.STOPPED
+        return SandboxInfo(
+            name=saved.name, id=saved.spec.id, identity=one.id if one else saved.identity or "", state=state,
+            sizes=saved.spec.sizes, isolation=Isolation.KVM, started_at=None,
+        )  # fmt: skip
 
     def _works(self, sandbox_id: str) -> bool:
         """Tell whether a command of ours runs: Docker may have started the sandbox anew by itself."""
@@ -324,6 +341,7 @@ class Sbx:
         saved = keeping.load(self._paths, sandbox_id)
         if way_out.pid(self._paths, sandbox_id) is None:
             raise not_running(sandbox_id)
+        calls.guard()
         mark = os.urandom(8).hex()
         given = inside.environment(saved, env, mark=mark)
         command = inside.command(saved, argv, env=given, cwd=cwd)
@@ -355,17 +373,6 @@ class Sbx:
         return trouble.told(said, doing=f"a command in {saved.spec.id}")
 
 
-def _info(saved: Saved, one: answers.Listed | None) -> SandboxInfo:
-    if one is None:
-        state = State.MISSING
-    elif saved.identity is None or one.id != saved.identity:
-        state = State.BROKEN
-    else:
-        state = _STATES.get(one.status, State.BROKEN)
-    return SandboxInfo(
-        name=saved.name, id=saved.spec.id, identity=one.id if one else saved.identity or "", state=state,
-        sizes=saved.spec.sizes, isolation=Isolation.KVM, started_at=None,
-    )  # fmt: skip
 
 
 def _piped(words: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -376,6 +383,8 @@ def _piped(words: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def _reap(saved: Saved, mark: str) -> None:
-    """End what a command left behind inside: killing the host's side of it does not."""
+    """End what a command left behind inside: killing the host's side of it does not. One that stopped has nothing."""
     with suppress(TroupeError):
-        calls.call(inside.reap(saved, mark), deadline_s=_REAP_S)
+        one = making.listed(saved.name)
+        if one is not None and _STATES.get(one.status) is State.RUNNING:
+            calls.call(inside.reap(saved, mark), deadline_s=_REAP_S)

@@ -99,23 +99,21 @@ def command(
 ) -> Command:  # fmt: skip
     """Return the exec of a command; its words travel as one JSON word, for sbx refuses an empty one."""
     nonce = "" if tty or pid_file else f"troupe-{secrets.token_hex(8)}"
-    told = {
-        "identity": saved.identity, "nonce": nonce, "argv": list(argv), "env": dict(env), "cwd": cwd,
-        "open_files": saved.spec.sizes.open_files, "processes": saved.spec.sizes.processes, "pid_file": pid_file,
-    }  # fmt: skip
-    held = [*PYTHON, f"{GUEST_DIR}/held.py", json.dumps(told)]
-    return Command(["exec", *flags, "-u", "agent", saved.name, *held], nonce)
+    sizes = saved.spec.sizes
+    told = {"nonce": nonce, "env": dict(env), "cwd": cwd, "open_files": sizes.open_files,
+            "processes": sizes.processes, "pid_file": pid_file}  # fmt: skip
+    return Command(_exec(saved, argv, told, flags=flags, user="agent"), nonce)
 
 
 def reap(saved: Saved, mark: str) -> list[str]:
     """Return the exec that ends what a command left behind."""
-    return ["exec", "-u", "agent", saved.name, *REAP, mark]
+    return _exec(saved, [*REAP, mark], {}, flags=(), user="agent")
 
 
-def send_signal(saved: Saved) -> list[str]:
-    """Return the exec, but for its last word, that sends the gateway inside a signal."""
+def send_signal(saved: Saved, name: str) -> list[str]:
+    """Return the exec that sends the gateway inside a signal."""
     script = f'read -r pid <{GATEWAY_PID} && kill -s "$1" "$pid"'
-    return ["exec", "-u", "agent", saved.name, "/bin/sh", "-c", script, "sh"]
+    return _exec(saved, ["/bin/sh", "-c", script, "sh", name], {}, flags=(), user="agent")
 
 
 def way_out(saved: Saved) -> list[str]:
@@ -123,11 +121,17 @@ def way_out(saved: Saved) -> list[str]:
 
     It is held to the identity as well: in a sandbox that Docker started by itself there is no way out.
     """
-    told = {
-        "identity": saved.identity, "nonce": "", "cwd": "/", "env": _BASE_ENV, "open_files": 4096, "processes": 4096,
-        "argv": [*REAP, WAY_OUT, *PYTHON, f"{GUEST_DIR}/tunnel.py", "inside"], "pid_file": "",
-    }  # fmt: skip
-    return ["exec", "-i", "-u", "root", saved.name, *PYTHON, f"{GUEST_DIR}/held.py", json.dumps(told)]
+    argv = [*REAP, WAY_OUT, *PYTHON, f"{GUEST_DIR}/tunnel.py"]
+    return _exec(saved, argv, {}, flags=("-i",), user="root")
+
+
+def _exec(
+    saved: Saved, argv: Sequence[str], told: Mapping[str, object], *, flags: Sequence[str], user: str
+) -> list[str]:
+    """Return the words of an exec; with nothing else told it is troupe's own program, beneath none of the limits."""
+    own = {"nonce": "", "env": _BASE_ENV, "cwd": "/", "open_files": 4096, "processes": 4096, "pid_file": ""}
+    text = json.dumps({**own, **told, "identity": saved.identity, "argv": list(argv)})
+    return ["exec", *flags, "-u", user, saved.name, *PYTHON, f"{GUEST_DIR}/held.py", text]
 
 
 def furnish(saved: Saved, *, deadline_s: float) -> float:

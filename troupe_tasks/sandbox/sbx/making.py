@@ -161,5 +161,5 @@ def _surely_absent(name: str) -> None:
                 f"sbx removed {name}, and still lists it",
                 hint=f"Run the same command again; if it stays so, {restart.COMMAND}.",
             )
-    if calls.ask(answers.Status, ["daemon", "status", "--json"]).status != "running":
+    if not calls.runs():
         raise DaemonFailed("the sandbox daemon does not run, so its listing says nothing")

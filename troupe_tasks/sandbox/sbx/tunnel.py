@@ -1,9 +1,9 @@
 """A sandbox's way to the broker, through one `sbx exec` that is held open: many connections over one pair of pipes.
 
-The same file runs on both sides and imports the standard library alone. Inside (pushed there at each start) it
-listens where every sandbox's way out is and passes connections on; outside it opens each of them to the broker's
-socket. So Docker's own network stays closed for the sandbox, no port of the host is opened to anybody, and a held
-exec keeps the sandbox from being stopped for idleness.
+The same file is both sides and imports the standard library alone. Run inside (pushed there at each start) it
+listens where every sandbox's way out is and passes connections on; outside, where outside.py holds the exec, it opens
+each of them to the broker's socket. So Docker's own network stays closed for the sandbox, no port of the host is
+opened to anybody, and a held exec keeps the sandbox from being stopped for idleness.
 
 A frame is its kind, its channel and its length, then its data. Each side may send WINDOW bytes on a channel and then
 as many as the other side says it has passed on: nothing grows without bound, whatever the other side does. What
@@ -13,16 +13,10 @@ comes from inside is hostile; a frame out of order ends the tunnel.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
 import selectors
-import signal
 import socket
 import struct
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 
 HELLO, OPEN, DATA, END, RESET, CREDIT = range(6)
@@ -37,8 +31,6 @@ _REFUSAL = (
     b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: 41\r\n\r\n"
     b"troupe: the egress broker does not answer"
 )
-_TRIES = 5
-_NOT_OURS = {2, 125}  # no program of ours there, or it says that the sandbox is another
 
 
 class Broken(Exception):
@@ -306,81 +298,5 @@ def inside() -> None:
         tunnel.turn()
 
 
-def outside(
-    broker: str, lock: str, *, ready: int, exec_argv: Sequence[str], list_argv: Sequence[str], name: str
-) -> int:
-    """Hold the exec open and connect what comes out of it, until it ends and the sandbox no longer runs."""
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return 0  # there is one already
-    os.ftruncate(handle, 0)
-    os.write(handle, str(os.getpid()).encode())
-    waiting = [ready]
-    for _attempt in range(_TRIES):
-        began = time.monotonic()
-        status = _hold(broker, waiting, exec_argv)
-        while waiting:  # who waits for a tunnel that did not come up is not kept waiting
-            os.close(waiting.pop())
-        if status in _NOT_OURS or not _runs(list_argv, name):
-            return 0
-        time.sleep(max(0.0, 2 - (time.monotonic() - began)))
-    return 1
-
-
-def _hold(broker: str, waiting: list[int], exec_argv: Sequence[str]) -> int | None:
-    """Carry until the exec ends, and return its status; None when it had to be ended."""
-    tunnel: Tunnel | None = None
-    child = subprocess.Popen(exec_argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        if child.stdin is None or child.stdout is None:
-            return None
-        tunnel = Tunnel(child.stdout.fileno(), child.stdin.fileno(), broker=broker)
-        while not tunnel.over:
-            tunnel.turn()
-            while tunnel.greeted and waiting:
-                with contextlib.suppress(BrokenPipeError):  # a start that was killed waits no more
-                    os.write(waiting[0], b"ready\n")
-                os.close(waiting.pop())
-        return child.wait(2)
-    except Broken as error:
-        print(f"what came from inside is no tunnel: {error}", file=sys.stderr)
-        return None
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        child.kill()
-        child.wait()
-        if tunnel is not None:
-            for channel in list(tunnel.channels.values()):
-                tunnel.close(channel)
-
-
-def _runs(list_argv: Sequence[str], name: str) -> bool:
-    """Tell whether the sandbox still runs: an exec would start one that was stopped."""
-    try:
-        said = subprocess.run(
-            list_argv, capture_output=True, timeout=20, check=False, stdin=subprocess.DEVNULL
-        ).stdout
-        found = json.loads(said[said.index(b"{") :])["sandboxes"]
-        return any(one["name"] == name and one["status"] == "running" for one in found)
-    except (subprocess.TimeoutExpired, OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def main(argv: list[str]) -> int:
-    """Be the side that the words name."""
-    if argv == ["inside"]:
-        inside()
-        return 0
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    told = json.loads(argv[1])
-    return outside(
-        told["broker"], told["lock"], ready=told["ready"], exec_argv=told["exec"], list_argv=told["list"],
-        name=told["name"],
-    )  # fmt: skip
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    inside()

@@ -15,13 +15,14 @@ from pathlib import Path
 from troupe_tasks import process
 from troupe_tasks.errors import SandboxFailed
 from troupe_tasks.paths import Paths
-from troupe_tasks.sandbox.sbx import calls, inside, tunnel
+from troupe_tasks.sandbox.sbx import calls, inside, outside, restart
 from troupe_tasks.sandbox.sbx import saved as keeping
 from troupe_tasks.sandbox.sbx.saved import Saved
 from troupe_tasks.text import line
 
 _READY_S = 60.0
 _END_S = 10.0
+_OUTSIDE = (sys.executable, "-I", "-S", outside.__file__)
 _DETACH = 'log=$1; shift; setsid "$@" </dev/null >/dev/null 2>"$log" &'
 
 
@@ -50,14 +51,12 @@ def start(paths: Paths, saved: Saved) -> None:
     read, write = os.pipe()
     try:
         told = {
-            "broker": str(saved.spec.egress / "broker.sock"), "lock": str(_lock(paths, sandbox_id)), "ready": write,
-            "name": saved.name, "exec": _words(inside.way_out(saved)), "list": _words(["ls", "--json"]),
+            **asking(saved), "exec": _words(inside.way_out(saved)), "ready": write,
+            "broker": str(saved.spec.egress / "broker.sock"), "lock": str(_lock(paths, sandbox_id)),
         }  # fmt: skip
         log = folder / "tunnel.log"
-        argv: list[str | Path] = ["sh", "-c", _DETACH, "sh", log, sys.executable, "-I", "-S", tunnel.__file__]
-        process.run(
-            [*argv, "outside", json.dumps(told)], deadline_s=30, env=calls.environment(), pass_fds=(write,)
-        )
+        argv: list[str | Path] = ["sh", "-c", _DETACH, "sh", log, *_OUTSIDE, "hold", json.dumps(told)]
+        process.run(argv, deadline_s=30, env=calls.environment(), pass_fds=(write,))
         os.close(write)
         write = -1
         if not _says_ready(read):
@@ -74,6 +73,23 @@ def start(paths: Paths, saved: Saved) -> None:
 def _says_ready(read: int) -> bool:
     ready, _, _ = select.select([read], [], [], _READY_S)
     return bool(ready) and os.read(read, 16) == b"ready\n"
+
+
+def asking(saved: Saved) -> dict[str, object]:
+    """Return what outside.py needs to ask whether a sandbox runs."""
+    return {
+        "name": saved.name, "identity": saved.identity, "unit": str(restart.UNIT_FILE),
+        "status": _words(["daemon", "status", "--json"]), "listing": _words(["ls", "--json"]),
+    }  # fmt: skip
+
+
+def sending(saved: Saved) -> list[str]:
+    """Return the command, but for its last word, that sends the gateway inside the signal of that name."""
+    told = {
+        **asking(saved),
+        "exec": {name: _words(inside.send_signal(saved, name)) for name in ("INT", "TERM")},
+    }
+    return [*_OUTSIDE, "send", json.dumps(told)]
 
 
 def stop(paths: Paths, sandbox_id: str) -> None:

@@ -333,6 +333,18 @@ def test_what_a_disk_holds_is_known_without_asking_inside(dock: Docker) -> None:
     assert len(dock.calls()) == before
 
 
+def test_what_is_kept_of_a_disk_touches_nothing_else_of_a_sandbox(dock: Docker) -> None:
+    dock.driver.start(ONE)
+    before = (saved.place(dock.paths, ONE) / "sbx.json").stat()
+    dock.driver.disk_used_mib(ONE)
+    assert (saved.place(dock.paths, ONE) / "sbx.json").stat() == before
+    place = saved.place(dock.paths, ONE) / "sbx.json"
+    durable.write(place, json.dumps({**json.loads(place.read_bytes()), "used_mib": 3}).encode())
+    assert saved.load(dock.paths, ONE).identity is not None  # of a file that held it itself, once
+    saved.keep_used(dock.paths, "nobody", 1)
+    assert not saved.place(dock.paths, "nobody").exists()
+
+
 def test_a_clock_that_is_hours_off_is_set_by_another_start_or_told(dock: Docker) -> None:
     dock.driver.start(ONE)
     way_out.stop(dock.paths, ONE)
@@ -369,8 +381,75 @@ def test_a_sandbox_whose_walls_are_not_proved_is_not_kept(dock: Docker) -> None:
         dock.driver.create(dock.spec("open"))
     assert [name for name in docker_has(dock) if "open" in name] == []
     dock.driver.remove("open")
-    with dock.ill(mounts=["/home/me"]), pytest.raises(SandboxFailed, match="a folder of the host"):
+    # What went wrong is told, and not that the removing of it went wrong too.
+    fails = {"rm": "500 Internal Server Error: no"}
+    with dock.ill(policy_open=True, says=fails), pytest.raises(SandboxFailed, match="network stays open"):
+        dock.driver.create(dock.spec("open"))
+    dock.driver.remove("open")
+    assert [name for name in docker_has(dock) if "open" in name] == []
+
+
+_MOUNT = {"host_path": "/home/me", "container_target": "/home/me", "read_only": False}
+
+
+@pytest.mark.parametrize(
+    ("has", "says"),
+    [
+        ({"mounts": [_MOUNT]}, "a part of the host .*/home/me"),
+        ({"mounts": [{**_MOUNT, "read_only": True}]}, "a part of the host .*/home/me"),
+        ({"mounts": ["/of/another/form"]}, "a part of the host .*/of/another/form"),
+        ({"runtime_mounts": [{**_MOUNT, "read_only": True}]}, "a part of the host .*/home/me"),
+        ({"mounts": [], "runtime_mounts": [_MOUNT]}, "a part of the host .*/home/me"),
+        ({"ports": ["127.0.0.1:44624->8080/tcp"]}, "a port of the host .*44624"),
+        ({"mcp_gateway": True}, "its MCP gateway, which leads past the broker"),
+    ],
+)  # fmt: skip
+def test_what_of_the_host_sbx_gives_a_sandbox_is_refused(
+    dock: Docker, has: dict[str, object], says: str
+) -> None:
+    with dock.ill(inspect=has), pytest.raises(SandboxFailed, match=says) as told:
         making.prove_walls(named(dock))
+    assert "~/.sbxenv.yaml" in told.value.hint
+
+
+@pytest.mark.parametrize("has", [{"mcp_gateway": None}, {"mcp_gateway": "no"}])
+def test_an_inspection_that_does_not_tell_all_proves_nothing(dock: Docker, has: dict[str, object]) -> None:
+    with dock.ill(inspect=has), pytest.raises(DaemonFailed, match="another form"):
+        making.prove_walls(named(dock))
+
+
+@pytest.mark.parametrize("has", [{}, {"mounts": [], "runtime_mounts": []}, {"mounts": None, "ports": None}])
+def test_no_mount_may_be_told_in_any_way(dock: Docker, has: dict[str, object]) -> None:
+    with dock.ill(inspect=has):
+        making.prove_walls(named(dock))
+
+
+@pytest.mark.parametrize("how", [{"says": {"rm": "500 Internal Server Error: no"}}, {"hang": ["rm"]}])
+def test_a_removal_that_failed_lets_no_empty_listing_be_believed(
+    dock: Docker, how: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dock.driver.create(dock.spec("stays"))
+    monkeypatch.setattr(making, "_REMOVE_S", 1.0)
+    with dock.ill(**how), pytest.raises(TroupeError, match="`sbx rm`"):
+        dock.driver.remove("stays")
+    with dock.ill(forget=True), pytest.raises(SandboxGone, match="does not list it"):
+        dock.driver.remove("stays")
+    assert saved.load(dock.paths, "stays").identity is not None
+    monkeypatch.setattr(making, "_REMOVE_S", 60.0)
+    dock.driver.remove("stays")
+    assert not saved.place(dock.paths, "stays").exists()
+
+
+def test_a_removal_that_was_killed_goes_on_once_sbx_says_that_it_has_none(dock: Docker) -> None:
+    dock.driver.create(dock.spec("going"))
+    kept = saved.load(dock.paths, "going")
+    saved.keep(dock.paths, kept.model_copy(update={"removing": True}))
+    calls.do(["rm", "-f", kept.name], deadline_s=60)
+    with dock.ill(says={"rm": "500 Internal Server Error: no"}), pytest.raises(TroupeError, match="`sbx rm`"):
+        dock.driver.remove("going")
+    saved.keep(dock.paths, kept.model_copy(update={"removing": True}))
+    dock.driver.remove("going")
+    assert not saved.place(dock.paths, "going").exists()
 
 
 def test_the_policy_is_balanced_when_there_is_none_and_a_persons_own_stays(dock: Docker) -> None:

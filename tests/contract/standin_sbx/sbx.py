@@ -124,13 +124,10 @@ def ls(place: Place, asked: words.Asked) -> None:
 
 def inspect(place: Place, asked: words.Asked) -> None:
     one = place.find(asked.words[0])
-    mounts = [
-        {"host_path": path, "container_target": path, "read_only": False}
-        for path in place.ill.get("mounts", [])
-    ]
-    place.show(
-        {"name": one["name"], "agent": "shell", "state": place.status(one, place.running()), "mounts": mounts}
-    )
+    place.show({
+        "name": one["name"], "agent": "shell", "kits": ["troupe-agent"], "state": place.status(one, place.running()),
+        "ports": [], "mcp_gateway": False, "sessions": 0, **place.ill.get("inspect", {}),
+    })  # fmt: skip
 
 
 def version(place: Place, asked: words.Asked) -> None:

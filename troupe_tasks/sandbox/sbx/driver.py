@@ -257,15 +257,15 @@ class Sbx:
         """Return what the disk holds, asked inside; of one that does not run, what it held when last asked."""
         saved = keeping.load(self._paths, sandbox_id)
         if not may_ask or way_out.pid(self._paths, sandbox_id) is None:
-            return saved.used_mib
+            return keeping.used_mib(self._paths, sandbox_id)
         done = self.run(
             sandbox_id, [*inside.PYTHON, "-c", _USED], cwd="/", deadline_s=calls.ASK_S, cap_bytes=100
         )
         said = done.stdout.strip()
         if done.status != 0 or not said.isdigit():
-            return saved.used_mib
+            return keeping.used_mib(self._paths, sandbox_id)
         used = min(int(said), saved.spec.sizes.storage_mib)  # a sandbox's own word
-        keeping.keep(self._paths, saved.model_copy(update={"used_mib": used}))
+        keeping.keep_used(self._paths, sandbox_id, used)
         return used
 
     def _info(self, saved: Saved, one: answers.Listed | None) -> SandboxInfo:

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from troupe_tasks import config
-from troupe_tasks.errors import AlreadyExists, DaemonFailed, SandboxFailed, SandboxGone
+from troupe_tasks.errors import AlreadyExists, DaemonFailed, SandboxFailed, SandboxGone, TroupeError
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox.sbx import answers, calls, environment, host, restart, template, way_out
 from troupe_tasks.sandbox.sbx import saved as keeping
 from troupe_tasks.sandbox.sbx.saved import Saved
+from troupe_tasks.text import line
 
 _OUTSIDE = "example.com"
 _AGAIN_S = 0.2
 _TRIES = 4
 _LATER_S = 2.0
-
-
-class _Mount(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    host_path: str = ""
-    read_only: bool = True
+_REMOVE_S = 120.0
 
 
 class _Inspected(BaseModel):
-    """`inspect --json`, as far as it tells what of the host is mounted."""
+    """`inspect --json`, as far as it tells what is within a sandbox's reach; whatever is in a list is too much.
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    The two of mounts are left out of an answer that has none; of the others a missing one proves nothing.
+    """
 
-    mounts: list[_Mount] | None = Field(default=None, max_length=1000)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    mounts: JsonValue = None
+    runtime_mounts: JsonValue = None
+    ports: JsonValue
+    mcp_gateway: bool
 
 
 class _Verdict(BaseModel):
@@ -72,8 +75,9 @@ def make(paths: Paths, saved: Saved) -> str:
             raise DaemonFailed(f"sbx made {saved.name}, but does not list it", hint=restart.BRINGS_BACK)
         prove_walls(saved.name)
     except BaseException:
-        # Neither without its walls nor half: what is not proved is not kept.
-        _remove(saved.name)
+        # Neither without its walls nor half: what is not proved is not kept. The next try removes what this can't.
+        with suppress(TroupeError):
+            _remove(saved.name)
         raise
     keeping.keep(paths, saved.model_copy(update={"identity": one.id}))
     return one.id
@@ -106,7 +110,10 @@ def _approval() -> str:
 
 
 def prove_walls(name: str) -> None:
-    """Close Docker's network for a sandbox, prove that it is closed, and that nothing of the host can be written."""
+    """Close Docker's network for a sandbox, and prove that it is closed and that nothing of the host is in reach.
+
+    sbx lays ~/.sbxenv.yaml beneath every sandbox, so what a person wrote there for others would be in ours.
+    """
     calls.do(["policy", "deny", "network", "--sandbox", name, "**"])
     done = calls.call(["policy", "check", "network", "--sandbox", name, _OUTSIDE, "--json"])
     if answers.decode(_Verdict, done.stdout, command="sbx policy check").allowed:
@@ -114,19 +121,23 @@ def prove_walls(name: str) -> None:
             f"Docker's network stays open for {name}", cause=f"its policy lets it reach {_OUTSIDE}",
             hint="`sbx policy ls` shows which rule; an organization's may be above yours.",
         )  # fmt: skip
-    mounts = calls.ask(_Inspected, ["inspect", name, "--json"]).mounts or []
-    open_mounts = [mount.host_path for mount in mounts if not mount.read_only]
-    if open_mounts:
-        raise SandboxFailed(
-            f"sbx gave {name} a folder of the host to write to", cause=Path(open_mounts[0]).as_posix()[:200],
-            hint="Take it out of ~/.sbxenv.yaml, which sbx lays beneath every sandbox.",
-        )  # fmt: skip
+    found = calls.ask(_Inspected, ["inspect", name, "--json"])
+    for reach, what in (
+        (found.mounts or found.runtime_mounts, "a part of the host"),
+        (found.ports, "a port of the host"),
+        (found.mcp_gateway, "its MCP gateway, which leads past the broker"),
+    ):
+        if reach:
+            raise SandboxFailed(
+                f"sbx gave {name} {what}", cause="" if reach is True else line(json.dumps(reach), 200),
+                hint="Take it out of ~/.sbxenv.yaml, which sbx lays beneath every sandbox, or of `sbx settings list`.",
+            )  # fmt: skip
 
 
 def remove(paths: Paths, saved: Saved) -> None:
     """Remove a sandbox that is the one on record, then what is kept of it.
 
-    One that sbx does not list is only taken for removed when a removal of ours had begun.
+    One that sbx does not list is only taken for removed when a removal of ours had begun, and another one ends well.
     """
     sandbox_id = saved.spec.id
     one = listed(saved.name)
@@ -140,15 +151,21 @@ def remove(paths: Paths, saved: Saved) -> None:
             f"the sandbox {saved.name} is not the one on record", hint="Nothing was done to it."
         )
     way_out.stop(paths, sandbox_id)
-    if one is not None:
-        keeping.keep(paths, saved.model_copy(update={"removing": True}))
+    keeping.keep(paths, saved.model_copy(update={"removing": True}))
+    try:
         _remove(saved.name)
+    except TroupeError:
+        # Nothing was removed as far as anybody knows, and a daemon that is ill may soon list nothing.
+        keeping.keep(paths, saved.model_copy(update={"removing": False}))
+        raise
     _surely_absent(saved.name)
     keeping.forget(paths, sandbox_id)
 
 
 def _remove(name: str) -> None:
-    calls.do(["rm", "-f", name], deadline_s=120)
+    """Have sbx remove a sandbox; one that it says it does not have is removed."""
+    with suppress(SandboxGone):
+        calls.do(["rm", "-f", name], deadline_s=_REMOVE_S)
 
 
 def _surely_absent(name: str) -> None:

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from troupe_tasks import durable, strict
-from troupe_tasks.errors import AlreadyExists, SandboxGone
+from troupe_tasks.errors import AlreadyExists, FolderUnusable, SandboxGone
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox.protocol import SandboxSpec
 
 _FILE = "sbx.json"
+_USED = "used-mib"
 
 
 class Saved(BaseModel):
     """One sandbox's own file. identity is Docker's, None until the making of it has ended well.
 
-    used_mib is what its disk held when it was last asked; removing says that its removal has begun.
+    removing says that its removal has begun.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -32,7 +34,16 @@ class Saved(BaseModel):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$")
     identity: str | None = Field(default=None, max_length=200)
     removing: bool = False
-    used_mib: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_used(cls, data: object) -> object:
+        """Pass over what a file held before that had one of its own."""
+        return (
+            {key: value for key, value in data.items() if key != "used_mib"}
+            if isinstance(data, dict)
+            else data
+        )
 
 
 def place(paths: Paths, sandbox_id: str) -> Path:
@@ -61,6 +72,21 @@ def keep(paths: Paths, saved: Saved) -> Saved:
     folder = durable.make_private_dir(place(paths, saved.spec.id))
     durable.write(folder / _FILE, saved.model_dump_json(indent=1).encode() + b"\n")
     return saved
+
+
+def used_mib(paths: Paths, sandbox_id: str) -> int:
+    """Return what a sandbox's disk held when it was last asked."""
+    try:
+        text = durable.read_private(place(paths, sandbox_id) / _USED)
+    except FileNotFoundError:
+        return 0
+    return int(text) if text.isdigit() else 0
+
+
+def keep_used(paths: Paths, sandbox_id: str, used: int) -> None:
+    """Write what a sandbox's disk holds, beside its own file: nobody who asks for it holds a lock."""
+    with suppress(FolderUnusable):  # it may have been removed meanwhile
+        durable.write(place(paths, sandbox_id) / _USED, b"%d" % used)
 
 
 def begin(paths: Paths, spec: SandboxSpec) -> Saved:

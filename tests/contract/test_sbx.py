@@ -325,6 +325,27 @@ def test_it_is_ready_with_kvm_the_right_release_and_a_sign_in(
     assert dock.driver.isolation() is Isolation.KVM
 
 
+def test_what_only_a_keyring_can_tell_sbx_is_asked(
+    dock: Docker, monkeypatch: pytest.MonkeyPatch, own_home: Path
+) -> None:
+    device, secrets = own_home / "kvm", own_home / "share/dbus-1/services/org.freedesktop.secrets.service"
+    device.touch()
+    secrets.parent.mkdir(parents=True)
+    monkeypatch.setattr(kvm_probe, "DEVICE", str(device))
+    monkeypatch.setattr(kvm, "check", lambda: kvm.Kvm(kvm.KvmState.WORKS, "one ran"))
+    monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", "unix:path=/x")
+    monkeypatch.setenv("XDG_DATA_DIRS", str(own_home / "share"))
+    with pytest.raises(NotReady, match="not signed in"):
+        dock.driver.isolation()
+    secrets.touch()
+    with dock.ill(signed_out=True), pytest.raises(NotReady, match="not signed in") as told:
+        dock.driver.isolation()
+    assert "`sbx ls` failed" in str(told.value)
+    with dock.ill(garbage="well"), pytest.raises(NotReady, match="no answer that reads"):
+        dock.driver.isolation()
+    assert dock.driver.isolation() is Isolation.KVM
+
+
 def test_what_a_disk_holds_is_known_without_asking_inside(dock: Docker) -> None:
     dock.driver.start(ONE)
     used = dock.driver.disk_used_mib(ONE)
@@ -347,9 +368,13 @@ def test_what_is_kept_of_a_disk_touches_nothing_else_of_a_sandbox(dock: Docker) 
 
 def test_a_clock_that_is_hours_off_is_set_by_another_start_or_told(dock: Docker) -> None:
     dock.driver.start(ONE)
-    way_out.stop(dock.paths, ONE)
-    with dock.ill(clock_off_s=7200):
-        assert word(dock) == b"kept\n"
+    for running in (True, False):
+        if not running:
+            way_out.stop(dock.paths, ONE)
+        first = len(dock.calls())
+        with dock.ill(clock_off_s=7200):
+            assert word(dock) == b"kept\n"
+        assert ["stop", named(dock)] in dock.calls()[first:]
     way_out.stop(dock.paths, ONE)
     with dock.ill(clock_off_s=7200, clock_stays_off=True), pytest.raises(SandboxFailed, match="-7200 s off"):
         dock.driver.start(ONE)

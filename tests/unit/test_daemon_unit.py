@@ -294,6 +294,9 @@ def test_a_unit_that_can_not_be_is_left_out_with_the_reason(
         case "keyring":
             store.rename(store.with_name("elsewhere"))
             monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", "unix:path=/nowhere")
+            services = Path(os.environ["XDG_DATA_HOME"], "dbus-1/services")
+            services.mkdir(parents=True)
+            (services / "org.freedesktop.secrets.service").touch()
         case _:
             monkeypatch.setattr(operation, "_as_root", lambda: None)
     (told,) = settled(installing)

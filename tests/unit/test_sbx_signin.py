@@ -40,9 +40,34 @@ def test_a_whole_entry_is_a_sign_in(tmp_path: Path) -> None:
     assert read(tmp_path, XDG_CONFIG_HOME=str(tmp_path / "elsewhere")).standing is Standing.OUT
 
 
-def test_without_a_store_it_is_out_or_in_the_keyring(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [
+        "share/dbus-1/services/org.freedesktop.secrets.service", "share/dbus-1/services/org.kde.kwalletd6.service",
+        ".local/share/dbus-1/services/org.freedesktop.secrets.service",
+        "own/dbus-1/services/org.freedesktop.secrets.service",
+        "run/keyring/control", "run/kwallet5.socket",
+    ],
+)  # fmt: skip
+def test_without_a_store_it_is_in_the_keyring_where_there_can_be_one(tmp_path: Path, place: str) -> None:
+    places = {
+        "XDG_DATA_DIRS": f"relative:{tmp_path}/nothing:{tmp_path}/share",
+        "XDG_RUNTIME_DIR": f"{tmp_path}/run",
+    }
+    bus = {"DBUS_SESSION_BUS_ADDRESS": "unix:path=/x", **places}
+    if place.startswith("own"):
+        bus["XDG_DATA_HOME"] = f"{tmp_path}/own"
+    assert read(tmp_path, **bus).standing is Standing.OUT
+    (tmp_path / place).parent.mkdir(parents=True)
+    (tmp_path / place).touch()
+    assert read(tmp_path, **bus).standing is Standing.KEYRING
+    assert read(tmp_path, **places).standing is Standing.OUT
+    store(tmp_path)
+    assert read(tmp_path, **bus).standing is Standing.IN
+
+
+def test_without_a_whole_entry_it_is_out(tmp_path: Path) -> None:
     assert read(tmp_path).standing is Standing.OUT
-    assert read(tmp_path, DBUS_SESSION_BUS_ADDRESS="unix:path=/x").standing is Standing.KEYRING
     store(tmp_path, "docker/auth/hub/")
     store(tmp_path, "docker/auth/hub")
     assert read(tmp_path).standing is Standing.OUT

@@ -8,17 +8,16 @@ what is recorded but not listed is MISSING, never gone; and a command proves tha
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from troupe_tasks import durable, process
-from troupe_tasks.errors import NotReady, SandboxFailed, SandboxGone, TroupeError
-from troupe_tasks.host import kvm, kvm_probe
+from troupe_tasks.errors import SandboxFailed, SandboxGone, TroupeError
 from troupe_tasks.paths import Paths
 from troupe_tasks.record import agent_of
 from troupe_tasks.sandbox import holding
@@ -42,15 +41,14 @@ from troupe_tasks.sandbox.sbx import (
     environment,
     inside,
     making,
+    ready,
     restart,
-    signin,
     template,
     trouble,
     way_out,
 )
 from troupe_tasks.sandbox.sbx import saved as keeping
 from troupe_tasks.sandbox.sbx.saved import Saved
-from troupe_tasks.sandbox.sbx.signin import Standing
 from troupe_tasks.text import line
 
 _DAEMON_S = 120.0  # after the machine's start a gateway may be there before the daemon is
@@ -59,6 +57,7 @@ _STOP_S = 60.0  # sbx takes up to 6 s by itself
 _REAP_S = 20.0
 _SKEW_S = 120.0
 _STATES = {"running": State.RUNNING, "stopped": State.STOPPED}
+_NOW = "import time; print(int(time.time()))"
 _USED = "import os; s = os.statvfs('/state'); print((s.f_blocks - s.f_bfree) * s.f_frsize >> 20)"
 
 
@@ -71,21 +70,8 @@ class Sbx:
         self._paths = paths
 
     def isolation(self) -> Isolation:
-        """Return KVM: a sandbox of Docker's is a virtual machine. NotReady where none would be made.
-
-        A guest is run last, since it takes seconds where KVM is there and broken.
-        """
-        if not os.access(kvm_probe.DEVICE, os.R_OK | os.W_OK):
-            raise NotReady(f"sbx needs KVM, and you can't use {kvm_probe.DEVICE}")
-        calls.check()
-        found = signin.read()
-        if found.standing in {Standing.OUT, Standing.DAMAGED}:
-            raise NotReady("sbx is not signed in to Docker", cause=found.why, hint="`sbx login`")
-        machine = kvm.check() if platform.machine() == "x86_64" else None  # the probe is for that alone
-        if machine is not None and machine.state is not kvm.KvmState.WORKS:
-            raise NotReady(
-                "sbx needs KVM, and it runs no guest here", cause=machine.detail, hint="`troupe doctor`"
-            )
+        """Return KVM: a sandbox of Docker's is a virtual machine. NotReady where none would be made."""
+        ready.check()
         return Isolation.KVM
 
     def limits(self) -> tuple[LimitReport, ...]:
@@ -284,10 +270,11 @@ class Sbx:
         )  # fmt: skip
 
     def _works(self, sandbox_id: str) -> bool:
-        """Tell whether a command of ours runs: Docker may have started the sandbox anew by itself."""
+        """Tell whether a command of ours runs, and sees our time: it may run anew, or since before the host slept."""
         try:
-            return self.run(sandbox_id, ["true"], cwd="/", deadline_s=calls.ASK_S).status == 0
-        except TroupeError:
+            done = self.run(sandbox_id, [*inside.PYTHON, "-c", _NOW], cwd="/", deadline_s=calls.ASK_S)
+            return done.status == 0 and abs(int(done.stdout) - time.time()) <= _SKEW_S
+        except (TroupeError, ValueError):
             return False
 
     def _checked(self, saved: Saved) -> answers.Listed:

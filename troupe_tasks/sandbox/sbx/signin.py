@@ -3,7 +3,7 @@
 Where there is no keyring, sbx keeps secrets beneath `com.docker.sandboxes` in the user's settings: a folder for each,
 named for the secret in base64, with a file of plain facts, `metadata.json`, and the sealed ones, `secret…` (the store
 `posixage` of docker/secrets-engine). The sign-in is `docker/auth/hub/USER`. Whatever else is found is damage, which
-is no sign-in.
+is no sign-in. A keyring is not opened, nor anything started that could: only whether there can be one is looked at.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ _ACCOUNT = "docker/auth/hub/"
 _CAP_BYTES = 65536
 _MOST = 2000  # folders looked at
 _DEEPEST = 4
+# By these the session's bus starts a keyring when it is asked for one: GNOME's (and whoever takes its place), KDE's.
+_ACTIVATIONS = ("org.freedesktop.secrets.service", "org.kde.secretservicecompat.service", "org.kde.kwalletd5.service",
+                "org.kde.kwalletd6.service")  # fmt: skip
+# And these are one's that runs already.
+_SOCKETS = ("keyring/control", "kwallet5.socket", "kwallet6.socket")
 
 
 class Standing(Enum):
@@ -50,13 +55,30 @@ def read(env: Mapping[str, str] = os.environ) -> SignIn:
     """Return how the sign-in of env's user stands."""
     config = env.get("XDG_CONFIG_HOME", "")
     root = Path(config if config.startswith("/") else f"{env.get('HOME', '/')}/.config") / _PLACE
-    found = SignIn(Standing.KEYRING if env.get("DBUS_SESSION_BUS_ADDRESS") else Standing.OUT)
+    found = SignIn(Standing.KEYRING if _keyring(env) else Standing.OUT)
     for folder, user in _accounts(root):
         why = _damage(folder)
         if not why:
             return SignIn(Standing.IN, user)
         found = SignIn(Standing.DAMAGED, user, why)
     return found
+
+
+def _keyring(env: Mapping[str, str]) -> bool:
+    """Tell whether a keyring can be there; a bus alone is no sign of it, for every login over ssh has one."""
+    if not env.get("DBUS_SESSION_BUS_ADDRESS"):
+        return False
+    home, runtime = env.get("HOME", "/"), env.get("XDG_RUNTIME_DIR", "")
+    data = [env.get("XDG_DATA_HOME") or f"{home}/.local/share"]
+    data += (env.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(":")
+    places = [
+        Path(folder, "dbus-1/services", name)
+        for folder in data
+        if folder.startswith("/")
+        for name in _ACTIVATIONS
+    ]
+    places += [Path(runtime, name) for name in _SOCKETS if runtime.startswith("/")]
+    return any(os.path.lexists(place) for place in places)
 
 
 def _accounts(root: Path) -> Iterator[tuple[Path, str]]:

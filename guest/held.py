@@ -1,4 +1,6 @@
-"""Become a command inside, on a sandbox that is the right one and was started by troupe; one JSON argument says which.
+"""Become a command inside, on a sandbox that is the right one and was started by troupe; a JSON says which.
+
+It comes in as many arguments as it takes, each of them short enough for Linux.
 
 The first line on stderr is then the nonce: a runtime whose own failures have a command's statuses can be told apart.
 Who else is asked to run here says nothing and ends: a sandbox made anew under the same name, or one that the runtime
@@ -25,7 +27,7 @@ def boot():
 
 def main():
     """Check, say the nonce, and become the command."""
-    told = json.loads(sys.argv[1])
+    told = json.loads(b"".join(map(os.fsencode, sys.argv[1:])))
     try:
         with open(PLACE, encoding="utf-8") as file:
             found = file.read()

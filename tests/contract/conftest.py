@@ -27,6 +27,7 @@ from troupe_tasks.sandbox.sbx import template
 from troupe_tasks.sandbox.sbx.driver import Sbx
 
 SMALL = Sizes(cpus=1, memory_mib=256, storage_mib=64, processes=64, open_files=256)
+ONE = "calm"  # the sandbox of the sbx driver's own tests
 ROOMY = Sizes(cpus=2, memory_mib=512, storage_mib=512, processes=64, open_files=256)
 
 
@@ -145,6 +146,15 @@ def docker(image: Path, runsc: Path | None) -> Iterator[Docker]:
             if info.id is not None:
                 made.driver.remove(info.id)
     shutil.rmtree(home)
+
+
+@pytest.fixture(scope="module")
+def dock(image: Path, runsc: Path | None) -> Iterator[Docker]:
+    """Yield a house of the sbx driver with one sandbox, made and started, that holds a word."""
+    with docker(image, runsc) as made:
+        made.started(ONE)
+        made.driver.run(ONE, ["sh", "-c", "echo kept >/state/word"], deadline_s=30)
+        yield made
 
 
 class OwnSbx(House):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import Docker, docker
+from tests.contract.conftest import ONE, Docker
+from tests.contract.docked import asks, docker_has, named, word
 from tests.contract.standin_sbx import sbx as standin
 from troupe_tasks import durable
 from troupe_tasks.errors import (
@@ -25,18 +24,7 @@ from troupe_tasks.errors import (
 )  # fmt: skip
 from troupe_tasks.host import kvm, kvm_probe
 from troupe_tasks.sandbox.protocol import Isolation, State
-from troupe_tasks.sandbox.sbx import calls, driver, host, inside, making, restart, saved, template, way_out
-
-ONE = "calm"
-
-
-@pytest.fixture(scope="module")
-def dock(image: Path, runsc: Path | None) -> Iterator[Docker]:
-    """Yield a house of the sbx driver with one sandbox, made and started, that holds a word."""
-    with docker(image, runsc) as made:
-        made.started(ONE)
-        made.driver.run(ONE, ["sh", "-c", "echo kept >/state/word"], deadline_s=30)
-        yield made
+from troupe_tasks.sandbox.sbx import calls, driver, host, making, saved, template
 
 
 @pytest.fixture
@@ -45,31 +33,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "ASK_S", 1.0)
     for name in ("_START_S", "_STOP_S", "_REAP_S"):
         monkeypatch.setattr(driver, name, 1.0)
-
-
-def named(dock: Docker, one: str = ONE) -> str:
-    return saved.load(dock.paths, one).name
-
-
-def docker_has(dock: Docker) -> list[str]:
-    return [one["name"] for one in standin.Place(dock.standin).sandboxes()]
-
-
-def word(dock: Docker) -> bytes:
-    dock.driver.start(ONE)
-    return dock.driver.run(ONE, ["cat", "/state/word"], deadline_s=30).stdout
-
-
-def asks(dock: Docker) -> list[Callable[[], object]]:
-    """Return everything that is asked about a sandbox by its ID."""
-    one = dock.driver
-    return [
-        lambda: one.start(ONE),
-        lambda: one.stop(ONE, deadline_s=0.1),
-        lambda: one.attach(ONE, ["true"]),
-        lambda: one.create(dock.spec(ONE)),
-        lambda: one.remove(ONE),
-    ]
 
 
 def test_an_exec_that_is_stuck_is_ended_at_its_deadline(
@@ -130,71 +93,6 @@ def test_another_sandbox_under_the_name_is_left_alone(dock: Docker) -> None:
     assert word(dock) == b"kept\n"
 
 
-def test_one_that_sbx_started_by_itself_runs_nothing_of_ours(dock: Docker) -> None:
-    dock.driver.start(ONE)
-    calls.do(["stop", named(dock)], deadline_s=30)
-    calls.do(["exec", named(dock), "true"], deadline_s=30)
-    with pytest.raises(SandboxGone):
-        dock.driver.run(ONE, ["true"], deadline_s=30)
-    assert word(dock) == b"kept\n"
-
-
-_INSIDE = """\
-import os, signal, sys
-for name in filter(str.isdigit, os.listdir("/proc")):
-    try:
-        words = open(f"/proc/{name}/cmdline", "rb").read().split(b"\\0")
-    except OSError:
-        continue
-    if words[3:4] == [b"/run/troupe/guest/tunnel.py"]:
-        print(name)
-        if sys.argv[1:]:
-            os.kill(int(name), signal.SIGKILL)
-"""
-
-
-def way_outs(dock: Docker, *end: str) -> bytes:
-    """Return the ends inside of the way out, after ending them if that is asked for."""
-    words = ["exec", "-u", "root", named(dock), *inside.PYTHON, "-c", _INSIDE, *end]
-    return calls.do(words, deadline_s=30).stdout
-
-
-def test_a_way_out_whose_end_inside_is_killed_comes_back_by_itself(dock: Docker) -> None:
-    dock.driver.start(ONE)
-    for _ in range(3):
-        before, until = way_outs(dock, "end"), time.monotonic() + 60
-        assert before
-        while way_outs(dock) in {b"", before}:
-            assert time.monotonic() < until
-            time.sleep(0.1)
-    assert word(dock) == b"kept\n"
-
-
-def test_without_its_way_out_one_counts_as_stopped_and_a_start_mends_it(dock: Docker) -> None:
-    dock.driver.start(ONE)
-    way_out.stop(dock.paths, ONE)
-    assert next(one for one in making.listing() if one.name == named(dock)).status == "running"
-    assert standing(dock) is State.STOPPED
-    dock.driver.start(ONE)
-    assert standing(dock) is State.RUNNING
-    assert way_outs(dock)
-
-
-def standing(dock: Docker) -> State:
-    info = dock.driver.list().find(ONE)
-    assert info is not None
-    return info.state
-
-
-def test_a_start_that_fails_makes_nothing_anew(dock: Docker) -> None:
-    dock.driver.stop(ONE, deadline_s=0.1)
-    before = docker_has(dock)
-    with dock.ill(broken_start=True), pytest.raises(DaemonFailed, match="the sandbox daemon does not work"):
-        dock.driver.start(ONE)
-    assert docker_has(dock) == before
-    assert word(dock) == b"kept\n"
-
-
 @pytest.mark.parametrize(
     ("how", "error", "says", "hint"),
     [
@@ -219,73 +117,6 @@ def test_a_listing_that_fails_is_no_empty_listing(
 def test_a_daemon_that_has_to_be_started_first_is_understood(dock: Docker) -> None:
     with dock.ill(daemon="stopped"):
         assert dock.driver.list().find(ONE) is not None
-
-
-@pytest.fixture
-def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the daemon's unit file, which is there."""
-    file = tmp_path / "sbx-daemon.service"
-    file.touch()
-    monkeypatch.setattr(restart, "UNIT_FILE", file)
-    monkeypatch.setattr(calls._Seen, "until_s", 0.0)
-    monkeypatch.setattr(calls, "_AGAIN_S", 0.05)
-    return file
-
-
-def starts(dock: Docker) -> list[str]:
-    """Return the commands that started a daemon so far."""
-    place = dock.standin / "daemon-starts"
-    return place.read_text(encoding="utf-8").splitlines() if place.exists() else []
-
-
-def test_where_the_daemon_has_a_unit_nothing_starts_one_outside_it(
-    dock: Docker, unit: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dock.driver.start(ONE)
-    monkeypatch.setattr(driver, "_DAEMON_S", 0.2)
-    before = starts(dock)
-    calls._Seen.until_s = 0.0
-    more: list[Callable[[], object]] = [
-        dock.driver.list,
-        lambda: dock.driver.run(ONE, ["true"], deadline_s=30),
-    ]
-    with dock.ill(daemon="stopped"):
-        for ask in [*asks(dock), *more]:
-            with pytest.raises(DaemonFailed, match="the sandbox daemon does not run") as told:
-                ask()
-            assert "systemctl restart sbx-daemon.service" in told.value.hint
-        calls.check()
-        assert making._approval() == "--force"
-        assert starts(dock) == before
-        unit.unlink()
-        dock.driver.list()
-        assert starts(dock) == [*before, "ls"]
-    assert word(dock) == b"kept\n"
-
-
-def test_a_start_waits_for_the_daemon_of_a_unit(dock: Docker, unit: Path) -> None:
-    before, first = starts(dock), len(dock.calls())
-    with dock.ill(daemon="stopped"):
-
-        def come_up() -> None:
-            while dock.calls()[first:].count(["daemon", "status", "--json"]) < 3:
-                time.sleep(0.02)
-            standin.Place(dock.standin).put("misbehave", {})
-
-        daemon = threading.Thread(target=come_up)
-        daemon.start()
-        dock.driver.start(ONE)
-        daemon.join(30)
-    assert starts(dock) == before
-
-
-def test_a_daemon_that_was_seen_running_is_not_asked_for_each_call(dock: Docker, unit: Path) -> None:
-    first = len(dock.calls())
-    for _ in range(3):
-        dock.driver.list()
-    said = [words[0] for words in dock.calls()[first:]]
-    assert said[:2] == ["daemon", "ls"]
-    assert said.count("daemon") < 3
 
 
 @pytest.mark.parametrize(
@@ -344,40 +175,6 @@ def test_what_only_a_keyring_can_tell_sbx_is_asked(
     with dock.ill(garbage="well"), pytest.raises(NotReady, match="no answer that reads"):
         dock.driver.isolation()
     assert dock.driver.isolation() is Isolation.KVM
-
-
-def test_what_a_disk_holds_is_known_without_asking_inside(dock: Docker) -> None:
-    dock.driver.start(ONE)
-    used = dock.driver.disk_used_mib(ONE)
-    before = len(dock.calls())
-    assert dock.driver.disk_used_mib(ONE, may_ask=False) == used
-    assert len(dock.calls()) == before
-
-
-def test_what_is_kept_of_a_disk_touches_nothing_else_of_a_sandbox(dock: Docker) -> None:
-    dock.driver.start(ONE)
-    before = (saved.place(dock.paths, ONE) / "sbx.json").stat()
-    dock.driver.disk_used_mib(ONE)
-    assert (saved.place(dock.paths, ONE) / "sbx.json").stat() == before
-    place = saved.place(dock.paths, ONE) / "sbx.json"
-    durable.write(place, json.dumps({**json.loads(place.read_bytes()), "used_mib": 3}).encode())
-    assert saved.load(dock.paths, ONE).identity is not None  # of a file that held it itself, once
-    saved.keep_used(dock.paths, "nobody", 1)
-    assert not saved.place(dock.paths, "nobody").exists()
-
-
-def test_a_clock_that_is_hours_off_is_set_by_another_start_or_told(dock: Docker) -> None:
-    dock.driver.start(ONE)
-    for running in (True, False):
-        if not running:
-            way_out.stop(dock.paths, ONE)
-        first = len(dock.calls())
-        with dock.ill(clock_off_s=7200):
-            assert word(dock) == b"kept\n"
-        assert ["stop", named(dock)] in dock.calls()[first:]
-    way_out.stop(dock.paths, ONE)
-    with dock.ill(clock_off_s=7200, clock_stays_off=True), pytest.raises(SandboxFailed, match="-7200 s off"):
-        dock.driver.start(ONE)
 
 
 def test_a_create_that_was_killed_half_way_goes_on_or_says_that_sbx_forgot(dock: Docker) -> None:
@@ -568,5 +365,6 @@ def test_the_files_of_a_sandbox_say_how_it_was_made(dock: Docker) -> None:
     made = json.loads(durable.read_private(folder / "sbxenv.yaml"))
     assert made["sandboxOptions"]["memory"] == "512m"
     assert "workspace" not in made
-    assert json.loads(durable.read_private(folder / "mixin/spec.yaml"))["kind"] == "mixin"
+    mixin = json.loads(durable.read_private(folder / "mixin/spec.yaml"))
+    assert (mixin["kind"], mixin["volumes"]) == ("mixin", [{"path": "/tmp", "type": "tmpfs"}])
     assert b"DOCKER_SANDBOXES_ROOT_SIZE=64m\n" in durable.read_private(folder / "storage.env")

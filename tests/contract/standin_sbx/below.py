@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ def _docker_like(saved: Any, places: Any) -> dict[str, Any]:
     for mount in made["mounts"]:
         if mount["destination"] in _OWN:
             mount |= {"type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev", "mode=0755"]}
+        elif mount["destination"] == "/tmp":
+            # Whether Docker honours a mixin's volume is not known; without, /tmp is on the disk and kept.
+            kept = saved.spec.egress / "tmp"
+            if not kept.exists():
+                kept.mkdir()
+                kept.chmod(0o1777)
+                os.chown(kept, saved.uid_base, saved.uid_base)
+            mount |= {"type": "bind", "source": str(places.egress / "tmp")}
+            mount |= {"options": ["bind", "rw", "nosuid", "nodev"]}
     made["process"]["args"] = ["/usr/bin/python3", "-I", "-S", "-c", _FIRST]
     return made
 

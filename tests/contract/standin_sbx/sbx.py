@@ -205,6 +205,8 @@ def run(place: Place, asked: words.Asked) -> None:
         "--cwd",
         asked.flags.get("-w", "/workspace"),
     ]
+    if user == 0:  # as Docker's root has them, among others
+        flags += [word for name in ("CHOWN", "DAC_OVERRIDE", "FOWNER") for word in ("--cap", f"CAP_{name}")]
     if "-i" not in asked.flags:
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     os.execv(command[0], [*command, *flags, f"{one['below']}.", *argv])

@@ -78,6 +78,11 @@ def mixin(path: Path, agent: str) -> dict[str, Any]:
     for step in setup.get("install", []):
         if set(step) - {"command", "user"} or not isinstance(step["command"], str):
             raise BadFile(f"{path}: setup.install")
+    for volume in found.get("volumes", []):
+        if not set(volume) <= {"path", "type", "size", "mode"} or volume.get("type", "") not in {"", "tmpfs"}:
+            raise BadFile(f"{path}: volumes")
+        if not str(volume.get("path", "")).startswith("/"):
+            raise BadFile(f"{path}: volumes need an absolute path")
     return found
 
 

@@ -82,6 +82,8 @@ def _mixin() -> dict[str, Any]:
         "description": "What troupe needs inside: the agent's folders, and no network of Docker's.",
         "requires": {"agent": "shell"},
         "permissions": {"network": {"deny": ["**"]}},
+        # Where sbx passes this over, a start empties the folder that is kept.
+        "volumes": [{"path": "/tmp", "type": "tmpfs"}],
         "setup": {"install": [{"command": _INSTALL, "user": "0"}]},
     }
 

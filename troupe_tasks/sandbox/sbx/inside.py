@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ GATEWAY = "gateway"
 GATEWAY_PID = "/tmp/.troupe-gateway"
 _BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/state", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
 _CAP = 1 << 20
+_WORD = 32_000  # letters, of up to 4 bytes: Linux takes no argument of more than 131,071
+_HALVES = re.compile("[\ud800-\udfff]")
 # Runs inside as the agent's user, whose processes these are; PID 1 is sbx's own.
 END_ALL = """\
 import os, signal, sys, time
@@ -46,9 +49,10 @@ while others() and time.monotonic() < end:
 """
 # Runs as root inside. The identity is the last to be written: without it nothing of ours runs.
 _FURNISH = """\
-import json, os, sys, time
+import json, os, shutil, sys, time
 told = json.load(sys.stdin)
 for path, text in told["files"].items():
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path + ".new", "w", encoding="utf-8") as file:
         file.write(text)
     os.chmod(path + ".new", 0o644)
@@ -59,8 +63,27 @@ try:
 except OSError:
     boot = ""
 place = told["guest"] + "/identity"
+os.makedirs(told["guest"], exist_ok=True)
+mine = told["identity"] + " " + boot
+try:
+    with open(place, encoding="utf-8") as file:
+        known = file.read() == mine
+except OSError:
+    known = False
+if not known:  # a start of the machine: nothing of the agent's runs yet, and what it left in /tmp goes
+    os.chmod("/tmp", 0o1777)
+    for entry in os.scandir("/tmp"):
+        if entry.stat(follow_symlinks=False).st_uid == 0:
+            continue  # the machine's own
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+            continue
+        try:
+            os.unlink(entry.path)
+        except OSError:
+            continue
 with open(place + ".new", "w", encoding="utf-8") as file:
-    file.write(told["identity"] + " " + boot)
+    file.write(mine)
 os.chmod(place + ".new", 0o644)
 os.replace(place + ".new", place)
 print(json.dumps({"now": time.time()}))
@@ -97,7 +120,7 @@ def command(
     saved: Saved, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, flags: Sequence[str] = ("-i",),
     pid_file: str = "", tty: bool = False,
 ) -> Command:  # fmt: skip
-    """Return the exec of a command; its words travel as one JSON word, for sbx refuses an empty one."""
+    """Return the exec of a command; its words travel as one JSON, for sbx refuses an empty one."""
     nonce = "" if tty or pid_file else f"troupe-{secrets.token_hex(8)}"
     sizes = saved.spec.sizes
     told = {"nonce": nonce, "env": dict(env), "cwd": cwd, "open_files": sizes.open_files,
@@ -130,8 +153,14 @@ def _exec(
 ) -> list[str]:
     """Return the words of an exec; with nothing else told it is troupe's own program, beneath none of the limits."""
     own = {"nonce": "", "env": _BASE_ENV, "cwd": "/", "open_files": 4096, "processes": 4096, "pid_file": ""}
-    text = json.dumps({**own, **told, "identity": saved.identity, "argv": list(argv)})
-    return ["exec", *flags, "-u", user, saved.name, *PYTHON, f"{GUEST_DIR}/held.py", text]
+    text = _plain({**own, **told, "identity": saved.identity, "argv": list(argv)})
+    parts = [text[at : at + _WORD] for at in range(0, len(text), _WORD)]
+    return ["exec", *flags, "-u", user, saved.name, *PYTHON, f"{GUEST_DIR}/held.py", *parts]
+
+
+def _plain(told: Mapping[str, object]) -> str:
+    """Return JSON with each letter as it is, but for what UTF-8 has no bytes for."""
+    return _HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(told, ensure_ascii=False))
 
 
 def furnish(saved: Saved, *, deadline_s: float) -> float:

@@ -100,13 +100,17 @@ def pump(
     deadline_s: float,
     stop_at_cap: bool,
     stall_s: float | None = None,
+    awaited: bytes = b"",
 ) -> Pumped:
     """Move bytes in and out of a program until it ends, a cap is met (stop_at_cap), or a deadline passes.
 
-    stall_s is the longest time in which no byte may move, not even on stderr. The program has pipes for stdin, stdout
-    and stderr; it is killed with its group in all cases but the first.
+    Nothing is read from source or given to the program before it has said awaited on stderr. stall_s is the longest
+    time in which no byte may move, not even on stderr. The program has pipes for stdin, stdout and stderr; it is
+    killed with its group in all cases but the first.
     """
-    job = _Pump(child, source=source, sink=sink, cap_bytes=cap_bytes, stop_at_cap=stop_at_cap)
+    job = _Pump(
+        child, source=source, sink=sink, cap_bytes=cap_bytes, stop_at_cap=stop_at_cap, awaited=awaited
+    )
     try:
         return job.run(time.monotonic() + deadline_s, stall_s or deadline_s)
     finally:
@@ -122,7 +126,9 @@ class _Pump:
         sink: Kept | BinaryIO | None,
         cap_bytes: int,
         stop_at_cap: bool,
+        awaited: bytes,
     ) -> None:
+        self._awaited = awaited
         self._child, self._sink, self._left, self._stop_at_cap = child, sink, cap_bytes, stop_at_cap
         self._feed = _Feed(source, cap_bytes)
         self._digest, self._count = hashlib.sha256(), 0
@@ -138,7 +144,8 @@ class _Pump:
                 os.set_blocking(pipe.fileno(), False)
                 if stop_at_cap:
                     _widen(pipe)
-                self._ready.register(pipe, event)
+                if pipe is not child.stdin or not awaited:
+                    self._ready.register(pipe, event)
 
     def run(self, deadline: float, stall_s: float) -> Pumped:
         while self._ready.get_map() and not self._over:
@@ -174,6 +181,9 @@ class _Pump:
             chunk = self._take(self._child.stderr)
             self._truncated = self._truncated or len(self._stderr) + len(chunk) > _STDERR_CAP
             self._stderr += chunk[: _STDERR_CAP - len(self._stderr)]
+            if self._awaited and self._awaited in self._stderr and self._child.stdin is not None:
+                self._awaited = b""
+                self._ready.register(self._child.stdin, selectors.EVENT_WRITE)
 
     def _write(self, pipe: IO[bytes] | None) -> None:
         if pipe is None:

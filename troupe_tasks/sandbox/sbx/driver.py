@@ -335,7 +335,7 @@ class Sbx:
         try:
             pumped = streaming.pump(
                 _piped(command.words), source=source, sink=sink, cap_bytes=cap_bytes, deadline_s=deadline_s,
-                stop_at_cap=stop_at_cap, stall_s=stall_s,
+                stop_at_cap=stop_at_cap, stall_s=stall_s, awaited=command.first,
             )  # fmt: skip
         except BaseException:
             _reap(saved, mark)

@@ -105,9 +105,14 @@ class Command:
     words: list[str]
     nonce: str
 
+    @property
+    def first(self) -> bytes:
+        """Return the line by which a command says that it has begun, in the sandbox that was meant."""
+        return f"{self.nonce}\n".encode()
+
     def apart(self, stderr: bytes) -> tuple[bytes, bytes] | None:
         """Return what sbx and then the command said on stderr; None when the command never began."""
-        before, found, after = stderr.partition(f"{self.nonce}\n".encode())
+        before, found, after = stderr.partition(self.first)
         return (before, after) if found else None
 
 

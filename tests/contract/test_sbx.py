@@ -98,9 +98,9 @@ def test_another_sandbox_under_the_name_is_left_alone(dock: Docker) -> None:
     [
         ({"signed_out": True}, NotReady, "not signed in", "sbx login"),
         ({"garbage": "all is well"}, DaemonFailed, "no answer that reads", "sbx daemon restart"),
-        ({"garbage": '{"sandboxes": null}'}, DaemonFailed, "another form", "sbx daemon restart"),
-        ({"garbage": "{}"}, DaemonFailed, "another form", "sbx daemon restart"),
-        ({"no_ids": True}, DaemonFailed, "another form", "sbx daemon restart"),
+        ({"garbage": '{"sandboxes": null}'}, DaemonFailed, "another form", "sbx version"),
+        ({"garbage": "{}"}, DaemonFailed, "another form", "sbx version"),
+        ({"no_ids": True}, DaemonFailed, "another form", "sbx version"),
         ({"says": {"ls": "database is at major version 6, this knows 1"}}, NotReady, "another release's", "sbx reset"),
         ({"says": {"ls": "something new \x1b[31m"}}, SandboxFailed, "`sbx ls` failed", "sbx diagnose"),
     ],

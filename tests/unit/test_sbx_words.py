@@ -23,6 +23,31 @@ def test_json_is_found_behind_the_daemons_own_words() -> None:
     assert listed(b'[info] {starting\n[1]\n{"sandboxes":\n []}\n') == []
 
 
+_ONE = b'{"sandboxes": [{"name": "a", "id": "1", "status": "running"}]}'
+
+
+@pytest.mark.parametrize(
+    "said",
+    [_ONE + b"\nA new release of sbx is there\n", _ONE + b" and more", _ONE + b'\n{"sandboxes": []}', b"[1]\n" + _ONE,
+     b"{\n" * 20 + _ONE, b"[" * 60_000 + b"\n" + _ONE, b"\xff{\n" + _ONE + b"\xff"],
+)  # fmt: skip
+def test_json_is_found_before_and_between_other_words(said: bytes) -> None:
+    assert listed(said) == ["a"]
+
+
+def test_a_part_of_a_cut_answer_is_no_answer() -> None:
+    cut = b'{\n  "all": [\n    {"sandboxes": []}\n'
+    with pytest.raises(DaemonFailed, match="no answer that reads"):
+        listed(cut)
+
+
+def test_another_form_is_to_be_reported_and_not_mended_by_a_restart() -> None:
+    with pytest.raises(DaemonFailed, match="another form") as told:
+        listed(b'{"sandboxes": {}}')
+    assert "`sbx version`" in told.value.hint
+    assert "restart" not in told.value.hint
+
+
 @pytest.mark.parametrize(
     "said",
     [b"", b"no sandboxes", b"{}", b"[]", b'{"sandboxes": null}', b'{"sandboxes": [{"name": "a", "status": "x"}]}',

@@ -5,11 +5,13 @@ Shapes as captured from releases 0.35 to 0.45; docs/drivers.md says what each is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
+from json import JSONDecoder
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
 
 from troupe_tasks.errors import DaemonFailed
 from troupe_tasks.sandbox.sbx import restart
@@ -18,6 +20,9 @@ from troupe_tasks.text import line
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 _MOST = 10_000
+_LINES = 1000  # looked at, of what is before an answer
+_TRIED = 10
+_DECODER = JSONDecoder()
 
 
 class _Answer(BaseModel):
@@ -77,31 +82,36 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 
 def decode(model: type[Answer], said: bytes, *, command: str) -> Answer:
-    """Return the first JSON that a command printed; lines before it tell of the daemon's start (sbx issue 201).
+    """Return the first JSON of the right form that a command printed.
 
-    No JSON is a failure, never an empty answer. Raises DaemonFailed.
+    Lines before it tell of the daemon's start (sbx issue 201), and there may be others after it. No JSON is a failure,
+    never an empty answer. Raises DaemonFailed.
     """
-    found = _json(said)
-    if found is None:
+    wrong: ValidationError | None = None
+    for found in islice(_jsons(said), _TRIED):
+        try:
+            return model.model_validate_json(found)
+        except ValidationError as error:
+            wrong = error
+    if wrong is None:
         raise DaemonFailed(
             f"`{command}` gave no answer that reads", cause=line(said, 200) or "it said nothing", hint=restart.MENDS
         )  # fmt: skip
-    try:
-        return model.model_validate_json(found)
-    except ValidationError as error:
-        raise DaemonFailed(
-            f"`{command}` gave an answer of another form", cause=complaint(error), hint=restart.MENDS
-        ) from None
+    raise DaemonFailed(
+        f"`{command}` gave an answer of another form", cause=complaint(wrong),
+        hint="This sbx answers otherwise than troupe knows: please report that with `sbx version`.",
+    ) from None  # fmt: skip
 
 
-def _json(said: bytes) -> bytes | None:
-    """Return all from the first line on that begins a JSON: a log's line may open a bracket too."""
-    lines = said.splitlines(keepends=True)
-    for at, text in enumerate(lines):
-        if text.lstrip()[:1] not in (b"{", b"["):
-            continue
-        rest = b"".join(lines[at:])
-        with suppress(ValueError):
-            from_json(rest)
-            return rest
-    return None
+def _jsons(said: bytes) -> Iterator[bytes]:
+    """Yield each whole JSON that begins a line: a log's line may open a bracket too."""
+    text, at = said.decode("utf-8", errors="surrogateescape"), 0
+    for _ in range(_LINES):
+        if text[at : at + 1] in ("{", "["):
+            with suppress(ValueError, RecursionError):
+                _, end = _DECODER.raw_decode(text, at)
+                yield text[at:end].encode("utf-8", errors="surrogateescape")
+                at = end
+        at = text.find("\n", at) + 1
+        if not at:
+            return

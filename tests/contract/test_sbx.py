@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,36 @@ def test_a_listing_that_fails_is_no_empty_listing(
         dock.driver.list()
     assert hint in told.value.hint
     assert "\x1b" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("401 Unauthorized: docker session has expired", "not signed in"),
+        ("your Docker session could not be refreshed due to a network issue", "can't renew its sign-in"),
+    ],
+)  # fmt: skip
+def test_a_sign_in_that_ends_is_told_whichever_command_meets_it(dock: Docker, words: str, says: str) -> None:
+    dock.driver.start(ONE)
+    met: dict[str, list[Callable[[], object]]] = {
+        "ls": [dock.driver.list, *asks(dock)],
+        "exec": [lambda: dock.driver.run(ONE, ["true"], deadline_s=30), lambda: dock.driver.start(ONE)],
+        "stop": [lambda: dock.driver.stop(ONE, deadline_s=0.1)],
+        "template ls": [lambda: template.ensure(dock.paths, dock.image)],
+        "policy ls": [host.ensure_policy],
+        "settings get": [lambda: host.admit("registry.example.com")],
+        "policy deny network": [lambda: making.prove_walls(named(dock))],
+        "policy check network": [lambda: making.prove_walls(named(dock))],
+        "inspect": [lambda: making.prove_walls(named(dock))],
+        "env create": [lambda: dock.driver.create(dock.spec("unmade"))],
+        "rm": [lambda: dock.driver.remove("unmade")],
+    }  # fmt: skip
+    for command, all_that_ask in met.items():
+        for ask in all_that_ask:
+            with dock.ill(says={command: words}), pytest.raises(NotReady, match=says):
+                ask()
+    dock.driver.remove("unmade")
+    assert word(dock) == b"kept\n"
 
 
 def test_a_daemon_that_has_to_be_started_first_is_understood(dock: Docker) -> None:

@@ -128,6 +128,20 @@ def test_without_its_way_out_one_counts_as_stopped_and_a_start_mends_it(dock: Do
     assert way_outs(dock)
 
 
+def test_the_way_out_alone_keeps_one_from_being_stopped_for_idleness(dock: Docker) -> None:
+    dock.driver.start(ONE)
+    place = standin.Place(dock.standin)
+    place.idle()
+    assert standing(dock) is State.RUNNING
+    assert word(dock) == b"kept\n"
+    way_out.stop(dock.paths, ONE)
+    until = time.monotonic() + 30
+    while next(one for one in making.listing() if one.name == named(dock)).status == "running":
+        assert time.monotonic() < until
+        place.idle()
+    assert word(dock) == b"kept\n"
+
+
 def standing(dock: Docker) -> State:
     info = dock.driver.list().find(ONE)
     assert info is not None

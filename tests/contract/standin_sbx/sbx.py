@@ -5,6 +5,7 @@ Run as `sbx.py FOLDER WORDS...`; the folder holds all it knows. Only what makes 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -96,6 +97,20 @@ class Place:
             if one["below"] not in self.running():
                 self.below().start(one["below"])
 
+    def hold(self, name: str) -> None:
+        """Have the program that this one becomes count as a session of the sandbox."""
+        handle = os.open(self.folder / "sandboxes" / f"{name}.sessions", os.O_RDONLY | os.O_CREAT, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        os.set_inheritable(handle, True)
+
+    def idle(self) -> None:
+        """Stop every sandbox without a session, as Docker does half a minute after the last one."""
+        for one in self.sandboxes():
+            place = self.folder / "sandboxes" / f"{one['name']}.sessions"
+            with place.open("a") as sessions, contextlib.suppress(BlockingIOError):
+                fcntl.flock(sessions, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _halt(self, one)
+
     def have_daemon(self, command: str) -> None:
         """Start a daemon that is stopped, as nearly every command does, and leave a mark of it."""
         if self.ill.get("daemon") == "stopped" and command not in _PASSIVE:
@@ -174,7 +189,8 @@ def rm(place: Place, asked: words.Asked) -> None:
             place.keep({**one, "stuck": "removing"})
             continue
         place.below().remove(one["below"])
-        (place.folder / "sandboxes" / f"{name}.json").unlink(missing_ok=True)
+        for kind in ("json", "sessions"):
+            (place.folder / "sandboxes" / f"{name}.{kind}").unlink(missing_ok=True)
         held = place.get("policy", {})
         rules = [rule for rule in held.get("rules", []) if rule["sandbox"] != name]
         place.put("policy", {**held, "rules": rules})
@@ -207,6 +223,7 @@ def run(place: Place, asked: words.Asked) -> None:
     ]
     if user == 0:  # as Docker's root has them, among others
         flags += [word for name in ("CHOWN", "DAC_OVERRIDE", "FOWNER") for word in ("--cap", f"CAP_{name}")]
+    place.hold(one["name"])
     if "-i" not in asked.flags:
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     os.execv(command[0], [*command, *flags, f"{one['below']}.", *argv])

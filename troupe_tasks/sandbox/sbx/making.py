@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from troupe_tasks import config
 from troupe_tasks.errors import AlreadyExists, DaemonFailed, SandboxFailed, SandboxGone, TroupeError
 from troupe_tasks.paths import Paths
-from troupe_tasks.sandbox.sbx import answers, calls, environment, host, restart, template, way_out
+from troupe_tasks.sandbox.sbx import answers, calls, environment, host, restart, template, trouble, way_out
 from troupe_tasks.sandbox.sbx import saved as keeping
 from troupe_tasks.sandbox.sbx.saved import Saved
 from troupe_tasks.text import line
@@ -116,6 +116,8 @@ def prove_walls(name: str) -> None:
     """
     calls.do(["policy", "deny", "network", "--sandbox", name, "**"])
     done = calls.call(["policy", "check", "network", "--sandbox", name, _OUTSIDE, "--json"])
+    if done.status not in (0, 1) or not done.stdout.strip():  # 1 is its no, and any failure's
+        raise trouble.told(done.stderr, doing="`sbx policy check`")
     if answers.decode(_Verdict, done.stdout, command="sbx policy check").allowed:
         raise SandboxFailed(
             f"Docker's network stays open for {name}", cause=f"its policy lets it reach {_OUTSIDE}",

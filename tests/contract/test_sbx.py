@@ -252,6 +252,9 @@ _MOUNT = {"host_path": "/home/me", "container_target": "/home/me", "read_only": 
         ({"mounts": [{**_MOUNT, "read_only": True}]}, "a part of the host .*/home/me"),
         ({"mounts": ["/of/another/form"]}, "a part of the host .*/of/another/form"),
         ({"runtime_mounts": [{**_MOUNT, "read_only": True}]}, "a part of the host .*/home/me"),
+        ({"mounts": [{**_MOUNT, "container_target": "/tmp"}]}, "a part of the host .*/home/me"),
+        ({"mounts": [{"container_target": "/srv"}]}, "a part of the host .*/srv"),
+        ({"mounts": {"host_path": "/home/me"}}, "a part of the host .*/home/me"),
         ({"mounts": [], "runtime_mounts": [_MOUNT]}, "a part of the host .*/home/me"),
         ({"ports": ["127.0.0.1:44624->8080/tcp"]}, "a port of the host .*44624"),
         ({"mcp_gateway": True}, "its MCP gateway, which leads past the broker"),
@@ -271,7 +274,13 @@ def test_an_inspection_that_does_not_tell_all_proves_nothing(dock: Docker, has: 
         making.prove_walls(named(dock))
 
 
-@pytest.mark.parametrize("has", [{}, {"mounts": [], "runtime_mounts": []}, {"mounts": None, "ports": None}])
+@pytest.mark.parametrize(
+    "has",
+    [
+        {}, {"mounts": [], "runtime_mounts": []}, {"mounts": None, "ports": None},
+        {"mounts": [{"host_path": "", "container_target": "/tmp"}], "runtime_mounts": [{"container_target": "/tmp"}]},
+    ],
+)  # fmt: skip
 def test_no_mount_may_be_told_in_any_way(dock: Docker, has: dict[str, object]) -> None:
     with dock.ill(inspect=has):
         making.prove_walls(named(dock))

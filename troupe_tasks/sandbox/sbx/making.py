@@ -125,15 +125,24 @@ def prove_walls(name: str) -> None:
         )  # fmt: skip
     found = calls.ask(_Inspected, ["inspect", name, "--json"])
     for reach, what in (
-        (found.mounts or found.runtime_mounts, "a part of the host"),
+        (_others(found.mounts) or _others(found.runtime_mounts), "a part of the host"),
         (found.ports, "a port of the host"),
         (found.mcp_gateway, "its MCP gateway, which leads past the broker"),
     ):
         if reach:
             raise SandboxFailed(
                 f"sbx gave {name} {what}", cause="" if reach is True else line(json.dumps(reach), 200),
-                hint="Take it out of ~/.sbxenv.yaml, which sbx lays beneath every sandbox, or of `sbx settings list`.",
+                hint="Take it out of ~/.sbxenv.yaml, which sbx lays beneath every sandbox, or of sbx's settings.",
             )  # fmt: skip
+
+
+def _others(mounts: JsonValue) -> JsonValue:
+    """Return the mounts, but for the one in memory that the mixin asks for: whether it is told here is not known."""
+    if not isinstance(mounts, list):
+        return mounts
+    return [one for one in mounts if not (
+        isinstance(one, dict) and one.get("container_target") == "/tmp" and not one.get("host_path")
+    )]  # fmt: skip
 
 
 def remove(paths: Paths, saved: Saved) -> None:

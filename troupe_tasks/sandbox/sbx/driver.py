@@ -360,8 +360,6 @@ class Sbx:
         return trouble.told(said, doing=f"a command in {saved.spec.id}")
 
 
-
-
 def _piped(words: Sequence[str]) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     return process.spawn(

@@ -17,12 +17,6 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue, TypeAdapter
 
-from troupe_tasks.doctor import docker, hardware
-from troupe_tasks.doctor.machine import Machine
-from troupe_tasks.doctor.run import CHECKS, run_doctor
-from troupe_tasks.doctor.show import stops
-from troupe_tasks.paths import Paths
-
 _JSON: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 # What a session may change of sbx, and must leave as it was; the key beneath which each tells its entries.
 _LISTINGS = {
@@ -39,6 +33,12 @@ _PATIENCE = 5
 
 def lacking() -> str:
     """Return what stands in the way of agents here, or nothing: of KVM, sbx and its sign-in the doctor says it."""
+    from troupe_tasks.doctor import docker, hardware
+    from troupe_tasks.doctor.machine import Machine
+    from troupe_tasks.doctor.run import CHECKS, run_doctor
+    from troupe_tasks.doctor.show import stops
+    from troupe_tasks.paths import Paths
+
     checks = tuple(
         one for one in CHECKS if one.check in (hardware.virtualization, docker.program, docker.sign_in)
     )

@@ -30,7 +30,7 @@ PACKAGES = (
 )  # fmt: skip
 WHEELS = ("h11", "pydantic", "pyseccomp", "pytest", "rich", "sh", "supervisor", "tomlkit")
 USER, UID = "op", 1001
-_BOOT_DEADLINE_S = 1200
+_BOOT_DEADLINE_S = 2700
 _MARK = b"-----REPORT "
 _UNIT = """\
 [Unit]
@@ -44,7 +44,7 @@ ExecStartPre=/bin/mkdir -p /opt/troupe
 ExecStartPre=/bin/tar -xf /dev/vdb -C /opt/troupe
 ExecStart=/bin/sh /opt/troupe/run.sh
 ExecStopPost=/bin/systemctl --no-block poweroff
-TimeoutStartSec=900
+TimeoutStartSec=2400
 StandardOutput=tty
 StandardError=inherit
 TTYPath=/dev/ttyS1

@@ -10,7 +10,7 @@ import pytest
 
 from tests.guest.conftest import BOOTS
 
-pytestmark = pytest.mark.timeout(2400)  # under emulation two boots take minutes
+pytestmark = pytest.mark.timeout(5600)  # under emulation two boots take half an hour
 
 
 def _names() -> list[str]:

@@ -116,6 +116,16 @@ def test_a_stopped_daemon_stays_stopped_and_starts_again() -> None:
     assert sbx.answers()
 
 
+def test_no_question_of_troupes_starts_one_outside_its_unit() -> None:
+    subprocess.run(["systemctl", "stop", sbx.UNIT], check=True)
+    refused = sbx.listing()
+    assert "the sandbox daemon does not run" in refused.stderr
+    assert not sbx.answers()
+    subprocess.run(["systemctl", "start", sbx.UNIT], check=True)
+    assert sbx.listing().stdout == "0\n"
+    assert (sbx.STATE / "answers").read_text().strip() == sbx.fact("MainPID")
+
+
 def test_one_that_keeps_ending_is_failed_and_doctor_says_since_when() -> None:
     (sbx.STATE / "broken").touch()
     os.kill(int(sbx.fact("MainPID")), signal.SIGKILL)

@@ -32,6 +32,10 @@ case "$*" in
         [ -e policy ] || { echo 'ERROR: global network policy has not been initialized' >&2; exit 1; }
         echo '{"rules":[]}' ;;
     "policy init balanced") echo balanced >>policy ;;
+    "ls --json")
+        # Like most of its commands it starts a daemon where none runs.
+        up || { "$0" daemon start </dev/null >/dev/null 2>&1 & sleep 2; }
+        echo '{"sandboxes":[]}' ;;
     *) echo "ERROR: unknown command $*" >&2; exit 1 ;;
 esac
 """
@@ -129,6 +133,16 @@ def fact(name: str) -> str:
     """Return a fact of the unit's."""
     argv = ["systemctl", "show", f"--property={name}", "--value", UNIT]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def listing() -> subprocess.CompletedProcess[str]:
+    """Have the user's troupe ask for all sandboxes, and print how many there are."""
+    code = (
+        "from troupe_tasks.paths import Paths; from troupe_tasks.sandbox.drivers import open_driver\n"
+        "print(len(open_driver('sbx', Paths.from_env()).list().sandboxes))"
+    )
+    argv = as_user("env", "PYTHONPATH=/opt/troupe:/opt/lib", "/usr/bin/python3", "-X", "utf8", "-c", code)
+    return subprocess.run(argv, capture_output=True, text=True, check=False, cwd="/", timeout=300)
 
 
 def answers() -> bool:

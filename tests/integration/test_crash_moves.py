@@ -124,9 +124,8 @@ def state_of(house: House, operation: str) -> str | None:
     [
         "resize",
         "upgrade",
-        "restore",  # of what the upgrade has archived, which is what the agent has
-        "reset",
-        *(pytest.param(one, marks=pytest.mark.chaos) for one in ("backup", "drill")),
+        # A restore of what the upgrade has archived, which is what the agent has.
+        *(pytest.param(one, marks=pytest.mark.chaos) for one in ("restore", "reset", "backup", "drill")),
     ],
 )
 def test_killed_at_every_point_in_turn_it_goes_on_and_finishes(moved: House, operation: str) -> None:

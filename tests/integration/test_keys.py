@@ -121,7 +121,7 @@ def everything(home: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(home):
         folders[:] = [name for name in folders if name not in ("images", "tools")]
         yield from (path for name in names if (path := Path(place, name)).is_file() and not path.is_symlink())
-    yield from loops()
+    yield from (path for path in loops() if path.exists())  # not those of a disk that somebody has removed
 
 
 def holds(path: Path, text: str) -> bool:

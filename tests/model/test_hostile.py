@@ -17,7 +17,7 @@ from tests.model import rules
 from tests.model.sandboxes import GUEST
 from tests.model.stage import ID, Stage, called, mark, marks
 from troupe_tasks.errors import TroupeError
-from troupe_tasks.operations import vault
+from troupe_tasks.operations import inventory, vault
 
 ARCHIVE = (GUEST / "archive.py").read_text(encoding="utf-8")
 DIES = "open(os.environ['TROUPE_SANDBOX'] + '/tmp/dies', 'w').close(); os.kill(os.getpid(), 9)"
@@ -155,10 +155,13 @@ def test_a_restore_is_kept_out_by_nothing_that_the_sandbox_does_and_leaves_it_wh
     (stage.sandboxes.place(ID) / "state/new").unlink(missing_ok=True)
     assert stage.record().sandbox == f"{ID}--1"
     assert rules.restored(stage, good.name) == marks(stage.sandboxes.place(f"{ID}--1"))
+    (*_, left) = said = inventory.afterwards(stage, ID)
     if what == "sends no archive":  # and its report agreed: only a sandbox that is to take it can tell
-        assert [one for one in stage.said if "is not relied on" in one]
+        assert "is not relied on" in left
+    else:
+        assert "what it had was not archived: " in said[0]
     assert marks(stage.sandboxes.place(ID)) == expected
-    assert [one for one in stage.said if f"{ID} is left alone" in one]
+    assert f"the sandbox {ID} is left alone" in left
     assert rules.check(stage, expected) is None
 
 

@@ -13,7 +13,7 @@ from invoke import Context
 
 from tests.registries import a_kit
 from troupe_tasks import record as records
-from troupe_tasks.commands.agent import telling_of_cut_work
+from troupe_tasks.commands.agent import telling_afterwards
 from troupe_tasks.errors import (
     BackupFailed,
     MoveFailed,
@@ -106,7 +106,7 @@ def test_work_that_was_cut_is_told_however_the_operation_ends(
     book = Journal(paths, ID)
     book.write("resize", "quiesce", {"cut": True})
     book.write("resize", "end", {})
-    with suppress(SandboxFailed), telling_of_cut_work(House(paths), ID):
+    with suppress(SandboxFailed), telling_afterwards(House(paths), ID):
         book.open("reset", inputs={}, finish="troupe reset jane")
         book.write("reset", "quiesce", {"cut": was_cut})
         book.write("reset", "end", {})
@@ -115,6 +115,21 @@ def test_work_that_was_cut_is_told_however_the_operation_ends(
     told = capsys.readouterr().err
     assert ("jane: its work did not end in time and was cut" in told) is (
         was_cut and failed is not SandboxFailed
+    )
+
+
+def test_what_was_left_or_not_archived_is_told(paths: Paths, capsys: pytest.CaptureFixture[str]) -> None:
+    book = Journal(paths, ID)
+    book.write("resize", "end", {})
+    with telling_afterwards(House(paths), ID):
+        book.open("restore", inputs={}, finish="troupe restore jane")
+        book.write("restore", "look", {"archive": None, "why": "it does not start"})
+        book.write("restore", "leave", {"left": "jane", "why": "what is in it was not archived"})
+        book.write("restore", "end", {})
+    told = capsys.readouterr().err
+    assert "jane: what it had was not archived: it does not start" in told
+    assert (
+        "jane: the sandbox jane is left alone: what is in it was not archived; `troupe delete jane`" in told
     )
 
 

@@ -41,21 +41,21 @@ def say_unfinished(house: House, agent_id: str, *, own: str = "") -> None:
 
 
 @contextmanager
-def telling_of_cut_work(house: House, agent_id: str) -> Iterator[None]:
-    """Tell of work that was cut by the operation within, whether that goes well or takes the agent back."""
+def telling_afterwards(house: House, agent_id: str) -> Iterator[None]:
+    """Tell what the operation within cut, left, or could not archive, whether it goes well or takes the agent back."""
     from troupe_tasks.errors import BackupFailed, MoveFailed
 
     try:
         yield
     except (BackupFailed, MoveFailed):
-        _say_cut(house, agent_id)
+        _say(house, agent_id)
         raise
-    _say_cut(house, agent_id)
+    _say(house, agent_id)
 
 
-def _say_cut(house: House, agent_id: str) -> None:
+def _say(house: House, agent_id: str) -> None:
     from troupe_tasks.commands.output import note
-    from troupe_tasks.operations.inventory import has_cut_work
+    from troupe_tasks.operations.inventory import afterwards
 
-    if has_cut_work(house, agent_id):
-        note(f"{agent_id}: its work did not end in time and was cut")
+    for text in afterwards(house, agent_id):
+        note(f"{agent_id}: {text}")

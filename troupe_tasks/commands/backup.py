@@ -30,7 +30,7 @@ def take(
     """Back an agent up: it pauses for the archive, which is then proved in a sandbox of its own."""
     from troupe_tasks import record as records
     from troupe_tasks.commands import budget, output
-    from troupe_tasks.commands.agent import chosen, telling_of_cut_work
+    from troupe_tasks.commands.agent import chosen, telling_afterwards
     from troupe_tasks.operations import backup, room
 
     house, agent_id = chosen(agent, hint=False)
@@ -39,7 +39,7 @@ def take(
         force=force, question="Prove it all the same?",
     )  # fmt: skip
     does = backup.drill if drill else backup.backup
-    with telling_of_cut_work(house, agent_id), output.progress(quiet=json) as progress:
+    with telling_afterwards(house, agent_id), output.progress(quiet=json) as progress:
         found = does(house, agent_id, over_budget=over, told=progress.step)
     if json:
         output.show_json(found)

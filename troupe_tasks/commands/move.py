@@ -36,7 +36,7 @@ def resize(
 
     from troupe_tasks import record as records
     from troupe_tasks.commands import budget, output
-    from troupe_tasks.commands.agent import chosen, telling_of_cut_work
+    from troupe_tasks.commands.agent import chosen, telling_afterwards
     from troupe_tasks.operations import move, room
 
     house, agent_id = chosen(agent, hint=False)
@@ -51,7 +51,7 @@ def resize(
         if value
     ]
     finish = shlex.join(["troupe", "resize", agent_id, *given])
-    with telling_of_cut_work(house, agent_id), output.progress(quiet=json) as progress:
+    with telling_afterwards(house, agent_id), output.progress(quiet=json) as progress:
         record, result = move.resize(
             house, agent_id, wanted, finish=finish, over_budget=over, told=progress.step
         )
@@ -86,7 +86,7 @@ def restore(
     """Move an agent into a new sandbox with what a backup holds; what it has now is archived first."""
     from troupe_tasks import record as records
     from troupe_tasks.commands import budget, output
-    from troupe_tasks.commands.agent import chosen, telling_of_cut_work
+    from troupe_tasks.commands.agent import chosen, telling_afterwards
     from troupe_tasks.errors import NotConfirmed
     from troupe_tasks.operations import move, moving, room
 
@@ -104,7 +104,7 @@ def restore(
         house, agent_id, lambda: room.verdict(house, agent_id, known.sizes),
         force=force, question="Restore it all the same?",
     )  # fmt: skip
-    with telling_of_cut_work(house, agent_id), output.progress(quiet=json) as progress:
+    with telling_afterwards(house, agent_id), output.progress(quiet=json) as progress:
         record, result = move.restored(house, agent_id, name, over_budget=over, told=progress.step)
     _show(record, result, as_json=json)
 

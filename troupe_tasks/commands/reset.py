@@ -24,7 +24,7 @@ def reset(
     """Give an agent a fresh start: its keys, its kit version and its settings stay, all else goes."""
     from troupe_tasks import record as records
     from troupe_tasks.commands import budget, output
-    from troupe_tasks.commands.agent import chosen, telling_of_cut_work
+    from troupe_tasks.commands.agent import chosen, telling_afterwards
     from troupe_tasks.errors import NotConfirmed
     from troupe_tasks.operations import reset as resetting
     from troupe_tasks.operations import room
@@ -48,7 +48,7 @@ def reset(
     over = budget.accepted_for(
         house, agent_id, lambda: room.verdict(house, agent_id, sizes), force=force, question="Reset it all the same?"
     )  # fmt: skip
-    with telling_of_cut_work(house, agent_id), output.progress(quiet=json) as progress:
+    with telling_afterwards(house, agent_id), output.progress(quiet=json) as progress:
         result = resetting.reset(house, agent_id, over_budget=over, told=progress.step)
     if json:
         output.show_json(result)

@@ -29,7 +29,7 @@ def upgrade(
     """Move an agent, with everything it has, onto the newest version of its kit of the same MAJOR."""
     from troupe_tasks import record as records
     from troupe_tasks.commands import budget, output, questions
-    from troupe_tasks.commands.agent import chosen, telling_of_cut_work
+    from troupe_tasks.commands.agent import chosen, telling_afterwards
     from troupe_tasks.operations import room
     from troupe_tasks.operations import upgrade as upgrading
 
@@ -45,7 +45,7 @@ def upgrade(
         force=force, question="Upgrade it all the same?",
     )  # fmt: skip
     keys = _keys(house, agent_id, found)
-    with telling_of_cut_work(house, agent_id), output.progress(quiet=json) as progress:
+    with telling_afterwards(house, agent_id), output.progress(quiet=json) as progress:
         done = upgrading.upgrade(house, agent_id, found, keys, over_budget=over, told=progress.step)
     _show(done, as_json=json)
 

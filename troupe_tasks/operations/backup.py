@@ -120,15 +120,14 @@ def _put_into_scratch(house: House, record: Record, name: str, *, told: Callable
 
 def clear(job: Job, done: Done) -> Decided:
     """Remove the sandbox of the proof; one that its runtime does not list is left alone."""
-    return _clear(job.house, job.record(), job.told)
+    return _clear(job.house, job.record())
 
 
-def _clear(house: House, record: Record, told: Callable[[str], None]) -> Decided:
+def _clear(house: House, record: Record) -> Decided:
     scratch = _scratch(record).sandbox
     try:
         house.driver(record.driver).remove(scratch)
     except SandboxGone as error:
-        told(f"{scratch} is left alone: {error}")
         return {"left": scratch, "why": line(str(error), 300)}
     return {}
 
@@ -138,7 +137,7 @@ def prove_in_scratch(house: House, record: Record, name: str, *, told: Callable[
     try:
         _put_into_scratch(house, record, name, told=told)
     finally:
-        _clear(house, record, told)
+        _clear(house, record)
 
 
 BACKUP: tuple[Step[Job], ...] = (

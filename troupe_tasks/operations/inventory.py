@@ -123,12 +123,23 @@ def pending(house: House, agent_id: str) -> Unfinished | None:
     return Unfinished(operation=opened.operation, finish=opened.finish) if opened else None
 
 
-def has_cut_work(house: House, agent_id: str) -> bool:
-    """Tell whether the last operation on an agent ended work that did not end by itself in time."""
+def afterwards(house: House, agent_id: str) -> list[str]:
+    """Return what a person has to know of the last operation on an agent: what it cut, left, or did not archive."""
+    told: list[str] = []
     for receipt in reversed(Journal(house.paths, agent_id).receipts):
-        if receipt.step == BEGIN or receipt.decided.get("cut") is True:
-            return receipt.step != BEGIN
-    return False
+        decided = receipt.decided
+        if receipt.step == BEGIN:
+            break
+        if decided.get("cut") is True:
+            told.append("its work did not end in time and was cut")
+        if "left" in decided:
+            told.append(
+                f"the sandbox {decided['left']} is left alone: {decided.get('why')}; "
+                f"`troupe delete {agent_id}` takes it away with the agent"
+            )
+        elif "why" in decided and receipt.step in ("look", "archive"):
+            told.append(f"what it had was not archived: {decided['why']}")
+    return told[::-1]
 
 
 def _settled(house: House, agent_id: str) -> bool:

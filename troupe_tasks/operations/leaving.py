@@ -32,8 +32,7 @@ def recheck(job: Job, done: Done) -> Decided:
         SandboxFailed,
         BackupDamaged,
     ) as error:  # of a fault of this machine's the same command is run again
-        job.told(f"the archive of {job.old(done)} is not relied on: {error}")
-        return {"archive": None, "why": line(str(error), 400)}
+        return {"archive": None, "why": line(f"its archive is not relied on: {error}", 400)}
     return {"archive": found}
 
 
@@ -72,15 +71,15 @@ def leave(job: Job, done: Done) -> Decided:
         return moving.leave(job, done)
     old = job.old(done)
     if not _is_there(job, job.new(done)):
-        return _left(job, old, f"{job.new(done)} can't be used, so this may be all that there is")
+        return _left(old, f"{job.new(done)} can't be used, so this may be all that there is")
     if _is_there(job, old):
         expected = done["recheck"]["archive"]
         if expected is None:
-            return _left(job, old, "what is in it was not archived")
+            return _left(old, str(done["recheck"].get("why", "what is in it was not archived")))
         try:
             _prove(job, done, expected)
         except BackupDamaged as error:
-            return _left(job, old, str(error))
+            return _left(old, str(error))
     return moving.leave(job, done)
 
 
@@ -88,6 +87,5 @@ def _is_there(job: Job, sandbox: str) -> bool:
     return moving.startable(job.house, job.record().driver, sandbox)
 
 
-def _left(job: Job, sandbox: str, why: str) -> Decided:
-    job.told(f"{sandbox} is left alone: {why}; `troupe delete {job.id}` takes it away with the agent")
+def _left(sandbox: str, why: str) -> Decided:
     return {"left": sandbox, "why": line(why, 300)}

@@ -46,25 +46,28 @@ def look(job: Job, done: Done) -> Decided:
         )
     reset.refuse_bad_keys(job)
     moving.refuse_over_budget(job)
-    held_bytes = _held_bytes(job, record)
+    held_bytes, why = _held_bytes(job, record)
     brought = vault.chosen(job.house, job.id, job.backup).bytes if job.backup else held_bytes or 0
     vault.refuse_without_room(
         job.house, archive_bytes=vault.parts_bytes(job.kit, held_bytes or 0), sandbox_bytes=brought
     )
-    return {"archive": None if held_bytes is None else vault.new_name(job.house, job.id, job.why)}
+    if held_bytes is None:
+        return {"archive": None, "why": why}
+    return {"archive": vault.new_name(job.house, job.id, job.why)}
 
 
-def _held_bytes(job: Job, record: Record) -> int | None:
-    """Return what it has now, or None where a restore does without: it is for a sandbox that is of no use any more."""
+def _held_bytes(job: Job, record: Record) -> tuple[int | None, str]:
+    """Return what it has now; or None and why, where a restore does without: its sandbox is of no use any more."""
     if not job.backup:
-        return moving.held_bytes(job.house, record)  # which says what is wrong with one that does not start
+        return moving.held_bytes(
+            job.house, record
+        ), ""  # which says what is wrong with one that does not start
     if not moving.usable(job.house, record):
-        return None
+        return None, "its sandbox is gone, or not whole"
     try:
-        return moving.held_bytes(job.house, record)
+        return moving.held_bytes(job.house, record), ""
     except SandboxFailed as error:
-        job.told(f"what it has now can't be archived: {error}")
-        return None
+        return None, line(str(error), 400)
 
 
 @moving.or_back
@@ -75,7 +78,6 @@ def archive(job: Job, done: Done) -> Decided:
     except SandboxFailed as error:
         if not job.backup:
             raise
-        job.told(f"what it has now is not archived: {error}")
         return {"archive": None, "why": line(str(error), 400)}
 
 

@@ -296,7 +296,6 @@ def leave(job: Job, done: Done) -> Decided:
     try:
         job.house.driver(record.driver).remove(unused)
     except SandboxGone as error:
-        job.told(f"{unused} is left alone: {error}")
         return {"left": unused, "why": line(str(error), 300)}
     return {"removed": unused}
 

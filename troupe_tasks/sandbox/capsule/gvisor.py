@@ -123,7 +123,10 @@ class Gvisor:
         )  # fmt: skip
         if done.status != 0:
             words = log.read_bytes()[-2000:] if log.exists() else done.stderr
-            last = (words.strip().splitlines() or [b""])[-1]
+            rows = [
+                row for row in words.strip().splitlines() if b"dmesg(1)" not in row
+            ]  # mount's advice, not its reason
+            last = (rows or [b""])[-1]
             raise SandboxFailed(f"the sandbox {saved.spec.id} did not start", cause=line(last, 300))
 
     def ask_to_end(self, saved: Saved, *, deadline_s: float) -> None:

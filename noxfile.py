@@ -185,6 +185,7 @@ def integration(session: nox.Session) -> None:
 def chaos(session: nox.Session) -> None:
     """Walk at random for half an hour (TROUPE_SECONDS), fail every call in every way, and kill at every place."""
     crashes = sorted(str(path) for path in (ROOT / "tests" / "integration").glob("test_crash*.py"))
+    crashes.append("tests/integration/test_life_sbx.py")
     session.env["TROUPE_SECONDS"] = os.environ.get("TROUPE_SECONDS", "1800")
     tests(session, "tests/model", *crashes, "-q", "-s", "--durations=10")
 

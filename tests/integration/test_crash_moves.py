@@ -123,9 +123,11 @@ def state_of(house: House, operation: str) -> str | None:
     "operation",
     [
         "resize",
-        "upgrade",
         # A restore of what the upgrade has archived, which is what the agent has.
-        *(pytest.param(one, marks=pytest.mark.chaos) for one in ("restore", "reset", "backup", "drill")),
+        *(
+            pytest.param(one, marks=pytest.mark.chaos)
+            for one in ("upgrade", "restore", "reset", "backup", "drill")
+        ),
     ],
 )
 def test_killed_at_every_point_in_turn_it_goes_on_and_finishes(moved: House, operation: str) -> None:

@@ -139,6 +139,7 @@ def test_it_runs_is_talked_to_stopped_and_started_and_remembers(alive: House) ->
     assert "SOUL.md" in done.out
 
 
+@pytest.mark.chaos
 def test_what_it_had_comes_back_from_a_backup(alive: House) -> None:
     driver = alive.rooms.driver("sbx")
     wait_until(lambda: state(alive) == "running")

@@ -336,8 +336,7 @@ def test_the_nth_write_sync_or_rename_fails(plain: Plain, tmp_path: Path) -> Non
         break
     else:
         pytest.fail("it never came to an end")
-    assert broken.seen == number - 1
-    assert number > 8
+    assert 8 < broken.seen < number  # how many writes there are is how many pieces came
     disk.rehash(folder, archive)
     assert archive.manifest.digest == digest(plain) == before
 

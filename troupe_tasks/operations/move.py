@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from troupe_tasks import journal, locks, sizes
 from troupe_tasks import record as records
 from troupe_tasks.archives import disk
-from troupe_tasks.archives.put import put
+from troupe_tasks.archives.put import keep, put
 from troupe_tasks.errors import SandboxFailed, UsageError
 from troupe_tasks.journal import Decided, Journal, Step
 from troupe_tasks.kits import pins
@@ -25,6 +25,8 @@ from troupe_tasks.operations.moving import Done
 from troupe_tasks.record import Record, SelfTest, Sizes
 from troupe_tasks.sizes import show_mib
 from troupe_tasks.text import line
+
+_SYNC_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def restore(job: Job, done: Done) -> Decided:
         driver, job.new(done), folder, disk.load(folder), deadline_s=vault.DEADLINE_S,
         reserve=lambda: vault.spare_mib(job.house) << 20,
     )  # fmt: skip
-    outfit.keep(job.house, job.moved(done))
+    keep(driver, job.new(done), deadline_s=_SYNC_S)  # before a receipt says that it is there
     vault.prove(job.house, job.id, name)
     return {"manifest": found.digest}
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from troupe_tasks import durable
-from troupe_tasks.archives.put import keep as archive_keep
 from troupe_tasks.kits import compose
 from troupe_tasks.kits.model import Kit
 from troupe_tasks.operations import gateway, wiring
@@ -37,11 +36,6 @@ def make(house: House, record: Record, wanted: SandboxSpec) -> str:
     return house.driver(record.driver, isolation=record.isolation).create(wanted)
 
 
-def keep(house: House, record: Record) -> None:
-    """Have all that its sandbox holds outlive a power cut: a receipt may say then that it is there."""
-    archive_keep(house.driver(record.driver), record.sandbox, deadline_s=_SYNC_S)
-
-
 def furnish(house: House, record: Record, kit: Kit) -> None:
     """Put the files of a new agent into its sandbox, by a program inside."""
     files = compose.state_files(
@@ -52,7 +46,9 @@ def furnish(house: House, record: Record, kit: Kit) -> None:
     driver.start(record.sandbox)  # the machine may have restarted since the last receipt
     ran = driver.run(record.sandbox, compose.UNPACK, stdin=compose.archive(files), cwd="/", deadline_s=60)
     gateway.expect_success(ran, "putting files into the sandbox")
-    keep(house, record)
+    # Few and just written: its own kernel knows them all. The receipt may say then that they are there.
+    ran = driver.run(record.sandbox, ["/usr/bin/sync"], cwd="/", deadline_s=_SYNC_S)
+    gateway.expect_success(ran, "syncing the files in the sandbox")
 
 
 def settle(house: House, record: Record, kit: Kit) -> None:
@@ -66,7 +62,6 @@ def settle(house: House, record: Record, kit: Kit) -> None:
     driver.start(record.sandbox)
     ran = driver.run(record.sandbox, command, stdin=changes, cwd="/", deadline_s=60)
     gateway.expect_success(ran, "putting the stand-ins into the sandbox")
-    keep(house, record)
 
 
 def keep_soul(house: House, agent_id: str, soul: str | None) -> None:

@@ -21,7 +21,7 @@ from troupe_tasks.kits import local, oci, pins
 from troupe_tasks.kits.model import Kit
 from troupe_tasks.kits.services import Service
 from troupe_tasks.kits.settings import settle as settle_settings
-from troupe_tasks.operations import images, leaving, move, moving, outfit, seeding, wiring
+from troupe_tasks.operations import images, leaving, move, moving, seeding, wiring
 from troupe_tasks.operations import kit as kits
 from troupe_tasks.operations.house import House
 from troupe_tasks.operations.kit import Found
@@ -72,7 +72,6 @@ def seed(job: Job, done: Done) -> Decided:
     """Bring the seeded files up to the new version, and keep the agent's edits of them."""
     job.house.driver(job.record().driver).start(job.new(done))
     found = seeding.bring_up(job.house, job.moved(done), old=job.old_kit, new=job.kit)
-    outfit.keep(job.house, job.moved(done))
     return {"edits": list(found)}
 
 

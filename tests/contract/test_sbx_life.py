@@ -148,6 +148,7 @@ def standing(dock: Docker) -> State:
     return info.state
 
 
+@pytest.mark.chaos
 def test_what_is_in_tmp_stays_for_a_start_of_one_that_runs_and_goes_with_the_machines(dock: Docker) -> None:
     dock.driver.start(ONE)
     script = (
@@ -175,6 +176,7 @@ def test_words_longer_than_linux_takes_in_one_argument_come_whole(dock: Docker) 
     assert ran.stdout == b"|".join(os.fsencode(one) for one in given), ran.stderr
 
 
+@pytest.mark.chaos
 def test_a_clock_that_is_hours_off_is_set_by_another_start_or_told(dock: Docker) -> None:
     dock.driver.start(ONE)
     for running in (True, False):

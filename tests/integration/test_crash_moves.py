@@ -168,6 +168,7 @@ def test_a_resize_killed_again_and_again_one_call_later_finishes(moved: House) -
     assert records.load(moved.paths, ID).move == was.move + 1
 
 
+@pytest.mark.chaos
 def test_an_archive_damaged_before_the_old_sandbox_goes_is_taken_anew(moved: House) -> None:
     digest = state_of(moved, "resize")
     before = set(moved.paths.backups(ID).iterdir())

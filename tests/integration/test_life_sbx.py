@@ -105,6 +105,7 @@ def state(house: House) -> str:
     return str(next(agent["state"] for agent in found if agent["id"] == ID))
 
 
+@pytest.mark.chaos
 def test_it_moves_with_all_it_has_into_a_sandbox_of_another_name(alive: House, docker: Sbx) -> None:
     (before,) = sandboxes(docker)
     wait_until(lambda: state(alive) == "running")

@@ -43,6 +43,7 @@ def kill_when_it_says(clone: Path, words: str, *, after_s: float) -> None:
     assert not (clone / ".venv" / "troupe.lock").exists()
 
 
+@pytest.mark.chaos
 def test_it_survives_being_killed_started_twice_at_once_and_moved(clone: Path, tmp_path: Path) -> None:
     kill_when_it_says(clone, "step 1 of 2", after_s=0.5)
     kill_when_it_says(clone, "step 2 of 2", after_s=1.0)

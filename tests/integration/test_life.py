@@ -80,7 +80,9 @@ def test_a_tool_runs_inside_as_the_agents_own_user_on_gvisors_kernel(running: Ho
         assert "4.4.0" in done.out
 
 
-@pytest.mark.parametrize("directive", ["401", "429", "500"])
+@pytest.mark.parametrize(
+    "directive", ["401", *(pytest.param(one, marks=pytest.mark.chaos) for one in ("429", "500"))]
+)
 def test_a_failed_turn_ends_with_status_5_and_its_cause(running: House, directive: str) -> None:
     done = running.troupe("chat", ID, f"Fail.\n[[rehearse: {directive}]]")
     assert done.status == 5, done

@@ -148,6 +148,7 @@ def test_what_is_pruned_is_gone_and_the_newest_stay(mover: House) -> None:
     assert sorted(path.name for path in mover.paths.backups(ID).iterdir()) == left
 
 
+@pytest.mark.chaos
 def test_a_lost_sandbox_is_brought_back_from_a_backup(mover: House) -> None:
     assert mover.troupe("backup", ID).status == 0
     assert mover.troupe("stop", ID).status == 0

@@ -183,7 +183,7 @@ def integration(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Walk at random for half an hour (TROUPE_SECONDS), fail every call in every way, kill everywhere; and all the rest."""
+    """Walk at random for half an hour (TROUPE_SECONDS), fail and kill at every call, and run all else as well."""
     session.env["TROUPE_SECONDS"] = os.environ.get("TROUPE_SECONDS", "1800")
     tests(session, "tests/model", "tests/contract", "tests/integration", "-q", "-s", "--durations=10")
 

@@ -40,8 +40,10 @@ def write(path, data, mode):
     """Replace a file in one rename; folders on the way are made, and what stands in their place moved aside."""
     folder = os.path.dirname(path)
     make_folder(folder)
-    if os.path.lexists(path) and (not stat.S_ISREG(os.lstat(path).st_mode) or os.lstat(path).st_size > LARGE):
-        put_aside(path)
+    if os.path.lexists(path):
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGE:
+            put_aside(path)
     beside = f"{path}.new"
     if os.path.lexists(beside):
         os.unlink(beside)

@@ -225,6 +225,14 @@ def spawn(
     )  # fmt: skip
 
 
+def piped(
+    argv: Sequence[Argument], *, env: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a program with a pipe at each of its three ends, which the caller pumps."""
+    pipe = subprocess.PIPE
+    return spawn(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=pass_fds)
+
+
 def terminal(argv: Sequence[Argument], *, env: Mapping[str, str] | None = None) -> int:
     """Run a program that owns the operator's terminal (chat, an editor) and return its status."""
     plain = words(argv)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -33,6 +33,15 @@ def has_something(stage: Stage) -> str:
     expected = mark(stage.sandboxes.place(ID), "what it has")
     rules.guard(stage, expected)
     return expected
+
+
+def killed_after(step: str, stage: Stage, command: Callable[[], object]) -> None:
+    """Kill a command, each time a call later, until the receipt of a step is there."""
+    number = 1
+    while (begun := rules.pending(stage)) is None or step not in begun.done:
+        with pytest.raises(Killed), stage.faults.kill(number):
+            command()
+        number += 1
 
 
 def no_image(*_given: object) -> image.Image:
@@ -187,11 +196,7 @@ def test_a_new_sandbox_that_is_lost_before_the_old_one_went_ends_the_move_and_ke
     expected = has_something(stage)
     stage.backup()
     stage.publish("0.2.0")
-    number = 1
-    while (begun := rules.pending(stage)) is None or "switch" not in begun.done:
-        with pytest.raises(Killed), stage.faults.kill(number):
-            getattr(stage, name)()
-        number += 1
+    killed_after("switch", stage, getattr(stage, name))
     stage.sandboxes.lose(f"{ID}--1")
     error = called(getattr(stage, name))
     assert error is None or rules.pending(stage) is None
@@ -235,11 +240,7 @@ def test_an_agent_that_can_not_be_started_again_keeps_no_restore_out(stage: Stag
 def test_a_drill_whose_backup_is_gone_ends(stage: Stage) -> None:
     expected = has_something(stage)
     stage.backup()
-    number = 1
-    while (begun := rules.pending(stage)) is None or "look" not in begun.done:
-        with pytest.raises(Killed), stage.faults.kill(number):
-            stage.drill()
-        number += 1
+    killed_after("look", stage, stage.drill)
     shutil.rmtree(vault.place(stage, ID, vault.listed(stage, ID)[-1].name))
     assert isinstance(called(stage.drill), BackupFailed)
     assert rules.check(stage, expected) is None
@@ -331,11 +332,7 @@ def test_a_start_that_was_cut_and_then_fails_stands_in_no_ones_way(stage: Stage)
     expected = has_something(stage)
     stage.backup()
     stage.stop()
-    number = 1
-    while (begun := rules.pending(stage)) is None or "reserve" not in begun.done:
-        with pytest.raises(Killed), stage.faults.kill(number):
-            stage.start()
-        number += 1
+    killed_after("reserve", stage, stage.start)
     stage.sandboxes.lose(ID)
     assert isinstance(called(stage.restore), Unfinished)
     assert isinstance(called(stage.start), SandboxGone)

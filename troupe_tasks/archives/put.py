@@ -95,7 +95,12 @@ def keep(driver: Sandboxes, sandbox_id: str, *, deadline_s: float) -> None:
     Its own kernel comes first, then this machine's: gVisor forgets the files that it has closed, and their last bytes
     are the host kernel's to write. It may wait for what others write, so it is for when something else is about to go.
     """
+    flush(driver, sandbox_id, deadline_s=deadline_s)
+    process.run(["sync"], deadline_s=deadline_s)
+
+
+def flush(driver: Sandboxes, sandbox_id: str, *, deadline_s: float) -> None:
+    """Have the sandbox's own kernel sync the files that it knows: enough for few and just written ones."""
     ran = driver.run(sandbox_id, ["/usr/bin/sync"], cwd="/", deadline_s=deadline_s)
     if ran.status != 0:
         raise SandboxFailed(f"{sandbox_id} could not sync its disk", cause=line(ran.stderr, 300))
-    process.run(["sync"], deadline_s=deadline_s)

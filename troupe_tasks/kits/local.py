@@ -42,9 +42,8 @@ def read(folder: Path, *, name: str) -> Kit:
             values = tomllib.loads(file.read(_CAP_BYTES).decode())
         services = _services(folder / "services.json")
         kit = Kit.model_validate({**values, "services": services, "folder": folder})
-        seeds.names(
-            folder
-        )  # every command on an agent reads its kit: what can be no seed is told, none is read
+        # Every command on an agent reads its kit: what can be no seed is told, none is read.
+        seeds.names(folder)
         _refuse_without_files(folder)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _unusable(source, line(str(error))) from error

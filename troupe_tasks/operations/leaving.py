@@ -6,14 +6,19 @@ speaks against the removal leaves the old sandbox where it is, and the person is
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import JsonValue
 
 from troupe_tasks.archives import disk
 from troupe_tasks.errors import BackupDamaged, SandboxFailed
 from troupe_tasks.journal import Decided
 from troupe_tasks.operations import backup, moving, vault
-from troupe_tasks.operations.moving import Done, Job
+from troupe_tasks.operations.moving import Done
 from troupe_tasks.text import line
+
+if TYPE_CHECKING:
+    from troupe_tasks.operations.move import Job
 
 
 def recheck(job: Job, done: Done) -> Decided:
@@ -26,12 +31,10 @@ def recheck(job: Job, done: Done) -> Decided:
         return {"archive": None}
     try:
         found = _whole(job, done)
-        if found is not None and job.prove_archive:
+        if found is not None and job.backup:
             backup.prove_in_scratch(job.house, job.record(), _name(done), told=job.told)
-    except (
-        SandboxFailed,
-        BackupDamaged,
-    ) as error:  # of a fault of this machine's the same command is run again
+    except (SandboxFailed, BackupDamaged) as error:
+        # Of a fault of this machine's the same command is run again.
         return {"archive": None, "why": line(f"its archive is not relied on: {error}", 400)}
     return {"archive": found}
 

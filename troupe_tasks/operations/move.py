@@ -186,7 +186,7 @@ def _job(
     kit = pins.pinned(house.paths, record.kit.type, record.kit.version)
     return Job(
         house, record.id, kit, given, digest=record.kit.digest, over_budget=over_budget, told=told, backup=backup,
-        why="restore" if backup else "move", prove_archive=bool(backup),
+        why="restore" if backup else "move",
     )  # fmt: skip
 
 

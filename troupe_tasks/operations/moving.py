@@ -44,8 +44,6 @@ class Job:
     told: Callable[[str], None] = field(default=lambda _line: None)
     resumed: bool = False
     """Whether an earlier run of it was interrupted, or failed."""
-    prove_archive: bool = False
-    """Whether what it archives is put into no sandbox on the way, and has to be proved by itself."""
 
     def record(self) -> Record:
         """Return the agent's record as it is now."""

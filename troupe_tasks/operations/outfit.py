@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from troupe_tasks import durable
+from troupe_tasks.archives.put import flush
 from troupe_tasks.kits import compose
 from troupe_tasks.kits.model import Kit
 from troupe_tasks.operations import gateway, wiring
@@ -46,9 +47,7 @@ def furnish(house: House, record: Record, kit: Kit) -> None:
     driver.start(record.sandbox)  # the machine may have restarted since the last receipt
     ran = driver.run(record.sandbox, compose.UNPACK, stdin=compose.archive(files), cwd="/", deadline_s=60)
     gateway.expect_success(ran, "putting files into the sandbox")
-    # Few and just written: its own kernel knows them all. The receipt may say then that they are there.
-    ran = driver.run(record.sandbox, ["/usr/bin/sync"], cwd="/", deadline_s=_SYNC_S)
-    gateway.expect_success(ran, "syncing the files in the sandbox")
+    flush(driver, record.sandbox, deadline_s=_SYNC_S)  # before a receipt says that they are there
 
 
 def settle(house: House, record: Record, kit: Kit) -> None:

@@ -22,7 +22,6 @@ from troupe_tasks.errors import (
 from troupe_tasks.host import cgroups
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox import stream as streaming
-from troupe_tasks.sandbox.capsule import entries
 from troupe_tasks.sandbox.capsule import saved as keeping
 from troupe_tasks.sandbox.capsule.engine import BASE_ENV, Engine, Running
 from troupe_tasks.sandbox.capsule.saved import Saved
@@ -334,15 +333,15 @@ class Capsule:
         inside = {**self._env(saved, env), "TROUPE_RUN": mark}
         entry = engine.enter(saved, argv, env=inside, cwd=cwd, report=True, tty=False)
         try:
-            pumped = entries.pumped(
-                entry, source, sink, cap_bytes=cap_bytes, deadline_s=deadline_s, stop_at_cap=stop_at_cap,
-                stall_s=stall_s,
+            pumped = streaming.pump(
+                entry.start(), source=source, sink=sink, cap_bytes=cap_bytes, deadline_s=deadline_s,
+                stop_at_cap=stop_at_cap, stall_s=stall_s,
             )  # fmt: skip
         except BaseException:
             self._reap(saved, engine, mark)
             raise
         finally:
-            began = entries.close(entry)
+            began = entry.close()
         if pumped.late or pumped.over:
             self._reap(saved, engine, mark)
         streaming.refuse_cut(pumped, sandbox_id, deadline_s=deadline_s, stall_s=stall_s, cap_bytes=cap_bytes)
@@ -361,7 +360,9 @@ class Capsule:
         """End what a command left behind inside: killing the host's side of it does not."""
         entry = engine.enter(saved, [*_REAPER, mark], env=BASE_ENV, cwd="/", report=False, tty=False)
         with contextlib.suppress(TroupeError):
-            entries.pumped(entry, b"", None, cap_bytes=1024, deadline_s=_REAP_S, stop_at_cap=False)
+            streaming.pump(
+                entry.start(), source=b"", sink=None, cap_bytes=1024, deadline_s=_REAP_S, stop_at_cap=False
+            )
 
 
 def _unreadable(sandbox_id: str) -> SandboxInfo:

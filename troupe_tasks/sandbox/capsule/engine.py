@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from troupe_tasks import process
 from troupe_tasks.sandbox.capsule.saved import Saved
 from troupe_tasks.sandbox.protocol import Isolation
 
@@ -37,6 +40,19 @@ class Entry:
 
     argv: list[str]
     report_fd: int | None = None
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the command, its three pipes to be pumped."""
+        return process.piped(self.argv, pass_fds=() if self.report_fd is None else (self.report_fd,))
+
+    def close(self) -> bool:
+        """Close the report and tell whether the command inside had begun."""
+        if self.report_fd is None:
+            return True
+        try:
+            return os.fstat(self.report_fd).st_size > 0
+        finally:
+            os.close(self.report_fd)
 
 
 class Engine(Protocol):

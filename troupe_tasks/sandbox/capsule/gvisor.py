@@ -123,9 +123,8 @@ class Gvisor:
         )  # fmt: skip
         if done.status != 0:
             words = log.read_bytes()[-2000:] if log.exists() else done.stderr
-            rows = [
-                row for row in words.strip().splitlines() if b"dmesg(1)" not in row
-            ]  # mount's advice, not its reason
+            # Not mount's advice, where there is its reason.
+            rows = [row for row in words.strip().splitlines() if b"dmesg(1)" not in row]
             last = (rows or [b""])[-1]
             raise SandboxFailed(f"the sandbox {saved.spec.id} did not start", cause=line(last, 300))
 

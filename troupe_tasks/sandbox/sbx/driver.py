@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -333,8 +332,9 @@ class Sbx:
         given = inside.environment(saved, env, mark=mark)
         command = inside.command(saved, argv, env=given, cwd=cwd)
         try:
+            child = process.piped([calls.binary(), *command.words], env=calls.environment())
             pumped = streaming.pump(
-                _piped(command.words), source=source, sink=sink, cap_bytes=cap_bytes, deadline_s=deadline_s,
+                child, source=source, sink=sink, cap_bytes=cap_bytes, deadline_s=deadline_s,
                 stop_at_cap=stop_at_cap, stall_s=stall_s, awaited=command.first,
             )  # fmt: skip
         except BaseException:
@@ -358,13 +358,6 @@ class Sbx:
                 hint=f"`troupe start {agent_of(saved.spec.id)}` starts it.",
             )  # fmt: skip
         return trouble.told(said, doing=f"a command in {saved.spec.id}")
-
-
-def _piped(words: Sequence[str]) -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    return process.spawn(
-        [calls.binary(), *words], env=calls.environment(), stdin=pipe, stdout=pipe, stderr=pipe
-    )
 
 
 def _reap(saved: Saved, mark: str) -> None:

@@ -89,9 +89,12 @@ def start_gateway(job: Job, done: Done) -> Decided:
 
 
 def stop_gateway(job: Job, done: Done) -> Decided:
-    """Let current work finish and end the gateway; write down that the agent is wanted down."""
-    records.save(job.house.paths, job.record().model_copy(update={"wanted": "down"}))
+    """Let current work finish and end the gateway; then write down that the agent is wanted down.
+
+    In this order: if one of them fails the stop has failed, and no gateway runs of which the record says otherwise.
+    """
     killed = job.house.services.stop((gateway_name(job.id),))
+    records.save(job.house.paths, job.record().model_copy(update={"wanted": "down"}))
     return {"cut": bool(killed)}
 
 

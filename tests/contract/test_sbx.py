@@ -26,6 +26,7 @@ from troupe_tasks.errors import (
 from troupe_tasks.host import kvm, kvm_probe
 from troupe_tasks.sandbox.protocol import Isolation, State
 from troupe_tasks.sandbox.sbx import calls, driver, host, making, saved, template
+from troupe_tasks.secret import Secret
 
 
 @pytest.fixture
@@ -349,6 +350,27 @@ def test_a_setting_that_is_not_understood_or_not_kept_is_told(dock: Docker, how:
     standin.Place(dock.standin).put("settings", {"kit.allowedSources": ["docker.io/"]})
     with dock.ill(**how), pytest.raises(NotReady, match=r"kit.allowedSources|accepts kits from"):
         host.admit("registry.example.com")
+
+
+TOKEN = b"a-token-0123456789"
+
+
+def test_a_registrys_token_is_for_the_hosts_pulls_alone_and_goes_in_on_stdin(dock: Docker) -> None:
+    place = standin.Place(dock.standin)
+    for token in (b"an older one", TOKEN):
+        host.hand_over("registry.example.com:5000", "jane", Secret(token))
+    wanted = {"scope": "host-only", "type": "registry", "name": "registry.example.com:5000", "secret": "****"}
+    assert place.get("secrets", []) == [wanted]
+    assert (dock.standin / "password-host-only").read_bytes() == TOKEN
+    assert TOKEN.decode() not in (dock.standin / "calls.log").read_text(encoding="utf-8")
+
+
+def test_a_token_that_sbx_does_not_keep_is_told_and_not_shown(dock: Docker) -> None:
+    with dock.ill(secrets_stay=True), pytest.raises(DaemonFailed, match="did not keep the token") as told:
+        host.hand_over("other.example.com", "jane", Secret(TOKEN))
+    assert TOKEN.decode() not in f"{told.value!r}{told.value.hint}"
+    with dock.ill(says={"secret set": "no"}), pytest.raises(SandboxFailed, match="`sbx secret set`"):
+        host.hand_over("other.example.com", "jane", Secret(TOKEN))
 
 
 def test_too_little_memory_is_refused_before_anything_is_made(dock: Docker) -> None:

@@ -139,7 +139,10 @@ def _found(house: House, agent_id: str, kind: str, *, quiet: bool) -> Found:
     from troupe_tasks.operations.kit import for_create
 
     with progress(quiet=quiet) as shown:
-        return for_create(house, agent_id, kind, login=questions.login(shown), told=shown.step)
+        logins = questions.Logins(shown)
+        found = for_create(house, agent_id, kind, login=logins, told=shown.step)
+        logins.hand_over(house.chosen)
+        return found
 
 
 def _read_soul(soul: str) -> str:

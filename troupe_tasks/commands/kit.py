@@ -59,7 +59,7 @@ def publish_(context: Context, folder: str, registry: str, json: bool = False, d
 
     artifact = publish.packed(Path(folder))
     with output.progress(quiet=json) as progress:
-        to = opened(House(Paths.from_env()), questions.login(progress), place=registry)
+        to = opened(House(Paths.from_env()), questions.Logins(progress), place=registry)
         done = publish.publish(artifact, to, progress.step)
     name = artifact.name
     if json:
@@ -81,7 +81,7 @@ def pull(context: Context, kit: str, json: bool = False, debug: bool = False) ->
     from troupe_tasks.text import escape
 
     with output.progress(quiet=json) as progress:
-        found = kits.pull(House(Paths.from_env()), kit, login=questions.login(progress), told=progress.step)
+        found = kits.pull(House(Paths.from_env()), kit, login=questions.Logins(progress), told=progress.step)
     if json:
         name = {"type": found.kit.name, "version": found.kit.version}
         output.show_json({**name, "digest": found.digest, "folder": str(found.kit.folder)})
@@ -99,7 +99,7 @@ def listing(context: Context, json: bool = False, debug: bool = False) -> None:
     from troupe_tasks.text import table
 
     with output.progress(quiet=True) as progress:
-        found = kits(House(Paths.from_env()), login=questions.login(progress))
+        found = kits(House(Paths.from_env()), login=questions.Logins(progress))
     if json:
         output.show_json(found)
         return
@@ -130,7 +130,7 @@ def inspect(context: Context, kit: str, json: bool = False, debug: bool = False)
 
     with output.progress(quiet=json) as progress:
         found = kits.inspect(
-            House(Paths.from_env()), kit, login=questions.login(progress), told=progress.step
+            House(Paths.from_env()), kit, login=questions.Logins(progress), told=progress.step
         )
     if json:
         output.show_json(found)

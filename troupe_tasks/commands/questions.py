@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from troupe_tasks.commands.output import Progress
     from troupe_tasks.keystore.choose import Choice
-    from troupe_tasks.kits.grant import Login
     from troupe_tasks.kits.model import Kit
     from troupe_tasks.kits.services import Service
     from troupe_tasks.kits.settings import Setting
@@ -135,17 +135,30 @@ def a_key(service: Service, *, skippable: bool) -> Secret | None:
     return Secret.typed(text)
 
 
-def login(progress: Progress) -> Login:
-    """Return what asks for a registry's token, once however often it is opened: the next line of stdin is a key."""
-    given: dict[str, Secret] = {}
+@dataclass
+class Logins:
+    """Asks for a registry's token, once however often it is opened: the next line of stdin is a key."""
 
-    def asked(place: str) -> Secret:
-        if place not in given:
-            progress.close()
-            given[place] = _token(place)
-        return given[place]
+    progress: Progress
+    given: dict[str, Secret] = field(default_factory=dict, repr=False)
 
-    return asked
+    def __call__(self, place: str) -> Secret:
+        """Return the token of a registry."""
+        if place not in self.given:
+            self.progress.close()
+            self.given[place] = _token(place)
+        return self.given[place]
+
+    def hand_over(self, driver: str) -> None:
+        """Give what was typed, and was taken, to the driver's runtime; that it can't be is said, and stops nothing."""
+        from troupe_tasks.commands.output import note
+        from troupe_tasks.errors import TroupeError
+        from troupe_tasks.operations import kit
+
+        try:
+            kit.hand_over(driver, self.given)
+        except TroupeError as error:
+            note(f"the registry's token stays with troupe: {error}")
 
 
 def _token(place: str) -> Secret:

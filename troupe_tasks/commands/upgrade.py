@@ -35,8 +35,10 @@ def upgrade(
 
     house, agent_id = chosen(agent, hint=False)
     with output.progress(quiet=json) as progress:
-        found = upgrading.newest(house, agent_id, login=questions.login(progress), told=progress.step)
-    record = records.load(house.paths, agent_id)
+        logins = questions.Logins(progress)
+        found = upgrading.newest(house, agent_id, login=logins, told=progress.step)
+        record = records.load(house.paths, agent_id)
+        logins.hand_over(record.driver)
     if found is None:
         _show_newest(agent_id, record.kit.type, record.kit.version, as_json=json)
         return

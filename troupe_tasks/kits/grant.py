@@ -26,7 +26,7 @@ Login = Callable[[str], Secret]
 _CAP_BYTES = 64 << 10
 _PART = re.compile(r'(realm|service)="([^"\\]{1,1000})"')
 # What registries take that care for the token alone.
-_NAMELESS = b"token"
+_NAMELESS = "token"
 _Given = Annotated[str, StringConstraints(min_length=1, max_length=16384, pattern=r"^[!-~]+$")]
 
 
@@ -65,9 +65,14 @@ class Purse:
         """Return the Authorization header with the operator's name and token."""
         if self._own is None:
             self._own = self.login(self.place)
-        pair = self._own.reveal()
-        pair = pair if b":" in pair else b":".join((_NAMELESS, pair))
-        return f"Basic {base64.b64encode(pair).decode('ascii')}"
+        user, token = parted(self._own)
+        return f"Basic {base64.b64encode(b':'.join((user.encode(), token.reveal()))).decode('ascii')}"
+
+
+def parted(given: Secret) -> tuple[str, Secret]:
+    """Return the user's name and the token of USER:TOKEN, or of the token alone."""
+    user, colon, token = given.reveal().partition(b":")
+    return (user.decode(), Secret(token)) if colon else (_NAMELESS, given)
 
 
 def challenge(answer: https.Answer, place: str) -> Challenge:

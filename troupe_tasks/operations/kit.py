@@ -15,6 +15,8 @@ from troupe_tasks.journal import Journal
 from troupe_tasks.kits import local, oci, pulled
 from troupe_tasks.kits.model import EgressHost, Kit
 from troupe_tasks.operations.house import House
+from troupe_tasks.sandbox import drivers
+from troupe_tasks.secret import Secret
 from troupe_tasks.text import line
 
 if TYPE_CHECKING:
@@ -63,6 +65,14 @@ def for_create(house: House, agent_id: str, kind: str, *, login: Login, told: To
     if not config.read(house.paths).get("registry"):
         return Found(local.find(kind), None)
     return pull(house, kind, login=login, told=told)
+
+
+def hand_over(driver: str, given: Mapping[str, Secret]) -> None:
+    """Give a driver's runtime the tokens that registries took, each HOST[:PORT] its own."""
+    from troupe_tasks.kits import grant
+
+    for place, token in given.items():
+        drivers.hand_over(driver, place, *grant.parted(token))
 
 
 def _begun(house: House, agent_id: str, kind: str) -> tuple[str, str] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from troupe_tasks.errors import NotReady, TroupeError, UsageError
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox.protocol import Isolation, Sandboxes
+from troupe_tasks.secret import Secret
 from troupe_tasks.text import line
 
 NAMES = ("sbx", "capsule")
@@ -81,6 +82,14 @@ def disk_beside_mib(name: str) -> int:
     from troupe_tasks.sandbox.sbx import environment
 
     return environment.DOCKER_MIB if name == "sbx" else 0
+
+
+def hand_over(name: str, registry: str, user: str, token: Secret) -> None:
+    """Give a driver's runtime what opens a registry, where the runtime is one that pulls by itself."""
+    if name == "sbx":
+        from troupe_tasks.sandbox.sbx import host
+
+        host.hand_over(registry, user, token)
 
 
 def sbx_version() -> str:

@@ -392,6 +392,8 @@ def secret(place: Place, asked: words.Asked) -> None:
     given = sys.stdin.buffer.read()
     if not given:
         fail("no password on stdin")
+    if place.ill.get("secrets_stay"):
+        return
     (place.folder / f"password-{scope}").write_bytes(given)
     kept = [one for one in held if (one["scope"], one["name"]) != (scope, entry["name"])]
     place.put("secrets", [*kept, entry])

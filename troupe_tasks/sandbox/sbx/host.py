@@ -6,12 +6,14 @@ import json
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from troupe_tasks.errors import NotReady
+from troupe_tasks.errors import DaemonFailed, NotReady
 from troupe_tasks.sandbox.sbx import calls, trouble
+from troupe_tasks.secret import Secret
 from troupe_tasks.text import line
 
 _SOURCES = "kit.allowedSources"
 _Entries = TypeAdapter(list[str])
+_STORE_S = 60.0  # it may ask the registry, and a keyring
 
 
 class _Setting(BaseModel):
@@ -20,6 +22,24 @@ class _Setting(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     value: list[str] | str = Field(max_length=65536)
+
+
+class _Held(BaseModel):
+    """One entry of `secret ls --json`; what it holds is masked there."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    scope: str = Field(max_length=300)
+    type: str = Field(max_length=300)
+    name: str = Field(max_length=300)
+
+
+class _Store(BaseModel):
+    """`secret ls --json`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    secrets: list[_Held] = Field(max_length=10_000)
 
 
 def ensure_policy() -> None:
@@ -50,6 +70,21 @@ def admit(registry: str) -> None:
             cause="a variable or an organization's setting stands above yours",
             hint=f"`sbx settings get {_SOURCES}` shows what holds.",
         )  # fmt: skip
+
+
+def hand_over(registry: str, user: str, token: Secret) -> None:
+    """Give sbx what opens a registry (HOST[:PORT]), for the host's own pulls: without a scope no sandbox gets it.
+
+    It is looked for afterwards: sbx ends well too when it has not taken it. Raises DaemonFailed then.
+    """
+    words = ["secret", "set", "--registry", registry, "--username", user, "--password-stdin", "-f"]
+    calls.do(words, stdin=token, deadline_s=_STORE_S)
+    held = calls.ask(_Store, ["secret", "ls", "--json"], deadline_s=_STORE_S).secrets
+    if not any((one.scope, one.type, one.name) == ("host-only", "registry", registry) for one in held):
+        raise DaemonFailed(
+            f"sbx did not keep the token of {registry} for the host's own pulls",
+            hint="`sbx secret ls` shows what it has.",
+        )
 
 
 def _sources() -> list[str]:

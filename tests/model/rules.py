@@ -16,7 +16,7 @@ from troupe_tasks import record as records
 from troupe_tasks.archives import disk
 from troupe_tasks.archives.model import FILES
 from troupe_tasks.errors import BackupDamaged
-from troupe_tasks.journal import ABANDONED, Journal, Open
+from troupe_tasks.journal import ABANDONED, END, Journal, Open
 from troupe_tasks.operations import vault
 from troupe_tasks.operations.house import gateway_name
 from troupe_tasks.record import Record
@@ -124,6 +124,11 @@ def _at_rest(stage: Stage, record: Record | None) -> None:
 
 
 def _failed_half_way(stage: Stage) -> bool:
-    """Tell whether the last operation was a start or stop that failed, and so has left the gateway down."""
-    last = Journal(stage.paths, ID).receipts[-1:]
-    return any(one.step == ABANDONED and one.operation in {"start", "stop"} for one in last)
+    """Tell whether a start or stop failed, and so has left the gateway down, and nothing has put it right since."""
+    settled = [
+        one.step
+        for one in Journal(stage.paths, ID).receipts
+        if (one.step == ABANDONED and one.operation in {"start", "stop"})
+        or (one.step == END and one.operation not in {"backup", "drill"})
+    ]
+    return settled[-1:] == [ABANDONED]

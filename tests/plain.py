@@ -10,17 +10,18 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 from troupe_tasks import process
 from troupe_tasks.errors import SandboxFailed, SandboxTimeout
-from troupe_tasks.sandbox import stream as streaming
-from troupe_tasks.sandbox.protocol import GUEST_DIR, WORKSPACE, Ran, Sandboxes, Streamed
+from troupe_tasks.sandbox.commands import Commands
+from troupe_tasks.sandbox.protocol import GUEST_DIR, Sandboxes
+from troupe_tasks.sandbox.stream import Flow, Pumped, pump
 
 ROOT = Path(__file__).parents[1]
 
 
-class Plain:
+class Plain(Commands):
     """Its /state and /workspace are folders below root; its guest programs a copy that a test may change."""
 
     def __init__(self, root: Path) -> None:
@@ -37,57 +38,15 @@ class Plain:
         places["/usr/bin/python3"] = sys.executable
         return [places.get(word, word.replace(GUEST_DIR, str(self.guest))) for word in argv]
 
-    def run(
-        self,
-        sandbox_id: str,
-        argv: Sequence[str],
-        *,
-        deadline_s: float,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str = WORKSPACE,
-        cap_bytes: int = 1 << 20,
-    ) -> Ran:
-        kept = streaming.Kept()
-        done = self._pumped(argv, stdin, kept, cap_bytes, deadline_s, stop_at_cap=False)
-        return Ran(status=done.status, stdout=kept.value(), stderr=done.stderr, truncated=done.truncated)
-
-    def stream(
-        self,
-        sandbox_id: str,
-        argv: Sequence[str],
-        *,
-        deadline_s: float,
-        cap_bytes: int,
-        sink: BinaryIO | None = None,
-        source: BinaryIO | None = None,
-        stall_s: float | None = None,
-    ) -> Streamed:
-        done = self._pumped(
-            argv, source or b"", sink, cap_bytes, deadline_s, stop_at_cap=True, stall_s=stall_s
-        )
-        return Streamed(status=done.status, bytes=done.bytes, sha256=done.sha256)
-
-    def _pumped(
-        self,
-        argv: Sequence[str],
-        source: BinaryIO | bytes,
-        sink: BinaryIO | streaming.Kept | None,
-        cap_bytes: int,
-        deadline_s: float,
-        *,
-        stop_at_cap: bool,
-        stall_s: float | None = None,
-    ) -> streaming.Pumped:
+    def _exec(
+        self, sandbox_id: str, argv: Sequence[str], flow: Flow, *, env: Mapping[str, str] | None, cwd: str
+    ) -> Pumped:
         pipe = subprocess.PIPE
-        env = {"TMPDIR": str(self.root / "tmp")}
-        child = process.spawn(self.words(argv), env=env, stdin=pipe, stdout=pipe, stderr=pipe)
-        done = streaming.pump(
-            child, source=source, sink=sink, cap_bytes=cap_bytes, deadline_s=deadline_s, stop_at_cap=stop_at_cap,
-            stall_s=stall_s,
-        )  # fmt: skip
+        place = {"TMPDIR": str(self.root / "tmp")}
+        child = process.spawn(self.words(argv), env=place, stdin=pipe, stdout=pipe, stderr=pipe)
+        done = pump(child, flow)
         if done.over:
-            raise SandboxFailed(f"past its cap of {cap_bytes} bytes")
+            raise SandboxFailed(f"past its cap of {flow.cap_bytes} bytes")
         if done.late:
             raise SandboxTimeout("stood still" if done.stuck else "late")
         return done

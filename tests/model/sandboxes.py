@@ -20,25 +20,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import IO, Any, BinaryIO, NoReturn, cast
+from typing import IO, Any, NoReturn, cast
 
 from tests.model.faults import Faults
 from troupe_tasks import process
 from troupe_tasks.errors import AlreadyExists, SandboxFailed, SandboxGone, SandboxTimeout
-from troupe_tasks.sandbox import stream as streaming
+from troupe_tasks.sandbox.commands import Commands
 from troupe_tasks.sandbox.protocol import (
     GUEST_DIR,
-    WORKSPACE,
     Isolation,
     LimitReport,
     Listing,
-    Ran,
     SandboxInfo,
     SandboxSpec,
     Sizes,
     State,
     Streamed,
 )
+from troupe_tasks.sandbox.stream import Flow, Pumped, pump
 
 GUEST = Path(__file__).parents[2] / "guest"
 _PYTHON = ("/usr/bin/python3", "-I", "-S")
@@ -135,7 +134,7 @@ def _become(
             os._exit(status)
 
 
-class Folders:
+class Folders(Commands):
     """The sandboxes of one stage. `meddled` are programs that a sandbox has in the place of ours, by ID and name."""
 
     name = "capsule"
@@ -254,48 +253,26 @@ class Folders:
     def attach(self, sandbox_id: str, argv: Sequence[str], **_given: Any) -> int:
         raise NotImplementedError
 
-    def run(
-        self, sandbox_id: str, argv: Sequence[str], *, deadline_s: float, stdin: bytes = b"",
-        env: Mapping[str, str] | None = None, cwd: str = WORKSPACE, cap_bytes: int = 1 << 20,
-    ) -> Ran:  # fmt: skip
-        kept = streaming.Kept()
-        done = self._pumped(
-            sandbox_id, argv, stdin, kept, cap_bytes=cap_bytes, deadline_s=deadline_s, stop_at_cap=False
-        )
-        return Ran(status=done.status, stdout=kept.value(), stderr=done.stderr, truncated=done.truncated)
-
-    def stream(
-        self, sandbox_id: str, argv: Sequence[str], *, deadline_s: float, cap_bytes: int,
-        sink: BinaryIO | None = None, source: BinaryIO | None = None, stall_s: float | None = None,
-    ) -> Streamed:  # fmt: skip
+    def stream(self, sandbox_id: str, argv: Sequence[str], **given: Any) -> Streamed:
         self.before_transfer(sandbox_id)
-        done = self._pumped(
-            sandbox_id, argv, source or b"", sink, cap_bytes=cap_bytes, deadline_s=deadline_s, stop_at_cap=True,
-            stall_s=stall_s,
-        )  # fmt: skip
-        return Streamed(status=done.status, bytes=done.bytes, sha256=done.sha256)
+        return super().stream(sandbox_id, argv, **given)
 
-    def _pumped(
-        self, sandbox_id: str, argv: Sequence[str], source: BinaryIO | bytes,
-        sink: BinaryIO | streaming.Kept | None, *, cap_bytes: int, deadline_s: float, stop_at_cap: bool,
-        stall_s: float | None = None,
-    ) -> streaming.Pumped:  # fmt: skip
+    def _exec(
+        self, sandbox_id: str, argv: Sequence[str], flow: Flow, *, env: Mapping[str, str] | None, cwd: str
+    ) -> Pumped:
         ours = tuple(argv[:3]) == _PYTHON and argv[3].startswith(GUEST_DIR)
         self._faults.step(f"run {argv[3] if ours else argv[0]} in {sandbox_id}")
         self._spec(sandbox_id)
         if sandbox_id not in self.running:
             raise SandboxGone(f"the sandbox {sandbox_id} is not running")
-        done = streaming.pump(
-            self._child(sandbox_id, argv, ours=ours), source=source, sink=sink, cap_bytes=cap_bytes,
-            deadline_s=deadline_s, stop_at_cap=stop_at_cap, stall_s=stall_s,
-        )  # fmt: skip
+        done = pump(self._child(sandbox_id, argv, ours=ours), flow)
         dies = self.place(sandbox_id) / "tmp/dies"
         if dies.exists():  # with all that ran in it
             dies.unlink()
             self.running.discard(sandbox_id)
             raise SandboxGone(f"the sandbox {sandbox_id} is not running")
         if done.over:
-            raise SandboxFailed(f"past its cap of {cap_bytes} bytes")
+            raise SandboxFailed(f"past its cap of {flow.cap_bytes} bytes")
         if done.late:
             raise SandboxTimeout("stood still" if done.stuck else "late")
         return done
@@ -334,8 +311,5 @@ def fork_and_feed(name: str, words: Sequence[str], data: bytes, faults: Faults) 
     child = fork(
         _compiled((GUEST / f"{name}.py").read_text(encoding="utf-8"), name), words, dict(os.environ), faults
     )
-    done = streaming.pump(
-        cast("subprocess.Popen[bytes]", child), source=data, sink=None, cap_bytes=1 << 30, deadline_s=60,
-        stop_at_cap=False,
-    )  # fmt: skip
-    return done.status
+    flow = Flow(deadline_s=60, cap_bytes=1 << 30, source=data)
+    return pump(cast("subprocess.Popen[bytes]", child), flow).status

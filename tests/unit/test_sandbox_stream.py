@@ -29,9 +29,8 @@ class Untouched(io.RawIOBase):
 def pumped(code: str, source: BinaryIO | bytes, *, awaited: bytes = _WORD) -> tuple[stream.Pumped, bytes]:
     pipe, kept = subprocess.PIPE, stream.Kept()
     child = process.spawn([sys.executable, "-I", "-S", "-c", code], stdin=pipe, stdout=pipe, stderr=pipe)
-    done = stream.pump(
-        child, source=source, sink=kept, cap_bytes=1 << 24, deadline_s=30, stop_at_cap=False, awaited=awaited
-    )
+    flow = stream.Flow(deadline_s=30, cap_bytes=1 << 24, source=source, sink=kept)
+    done = stream.pump(child, flow, awaited=awaited)
     return done, kept.value()
 
 

@@ -20,6 +20,22 @@ _STDERR_CAP = 65536
 
 
 @dataclass(frozen=True)
+class Flow:
+    """What goes into a program and comes out of it, how much either way, and how long it takes at most.
+
+    A bulk transfer ends at its cap; of any other command what is past it is dropped. stall_s is the longest time in
+    which no byte may move, not even on stderr.
+    """
+
+    deadline_s: float
+    cap_bytes: int
+    source: BinaryIO | bytes = b""
+    sink: Kept | BinaryIO | None = None
+    bulk: bool = False
+    stall_s: float | None = None
+
+
+@dataclass(frozen=True)
 class Pumped:
     """How a pumped program ended; `over`: a cap of a bulk transfer was met; `late`: a deadline; `stuck`: stall_s."""
 
@@ -33,16 +49,14 @@ class Pumped:
     over: bool
 
 
-def refuse_cut(
-    pumped: Pumped, sandbox_id: str, *, deadline_s: float, stall_s: float | None, cap_bytes: int
-) -> None:
+def refuse_cut(pumped: Pumped, sandbox_id: str, flow: Flow) -> None:
     """Raise SandboxFailed for a transfer that met its cap, SandboxTimeout for one that a deadline ended."""
     if pumped.over:
         raise SandboxFailed(
-            f"a transfer with {sandbox_id} went past its cap of {cap_bytes} bytes; it was stopped"
+            f"a transfer with {sandbox_id} went past its cap of {flow.cap_bytes} bytes; it was stopped"
         )
     if pumped.late:
-        what, limit_s = ("moved nothing", stall_s) if pumped.stuck else ("did not end", deadline_s)
+        what, limit_s = ("moved nothing", flow.stall_s) if pumped.stuck else ("did not end", flow.deadline_s)
         raise SandboxTimeout(f"a command in {sandbox_id} {what} within {limit_s:g} s; it was stopped")
 
 
@@ -91,46 +105,24 @@ class _Feed:
         self._view = self._view[count:]
 
 
-def pump(
-    child: subprocess.Popen[bytes],
-    *,
-    source: BinaryIO | bytes,
-    sink: Kept | BinaryIO | None,
-    cap_bytes: int,
-    deadline_s: float,
-    stop_at_cap: bool,
-    stall_s: float | None = None,
-    awaited: bytes = b"",
-) -> Pumped:
-    """Move bytes in and out of a program until it ends, a cap is met (stop_at_cap), or a deadline passes.
+def pump(child: subprocess.Popen[bytes], flow: Flow, *, awaited: bytes = b"") -> Pumped:
+    """Move bytes in and out of a program until it ends, the cap of a bulk transfer is met, or a deadline passes.
 
-    Nothing is read from source or given to the program before it has said awaited on stderr. stall_s is the longest
-    time in which no byte may move, not even on stderr. The program has pipes for stdin, stdout and stderr; it is
-    killed with its group in all cases but the first.
+    Nothing is read from the source or given to the program before it has said awaited on stderr. The program has pipes
+    for stdin, stdout and stderr; it is killed with its group in all cases but the first.
     """
-    job = _Pump(
-        child, source=source, sink=sink, cap_bytes=cap_bytes, stop_at_cap=stop_at_cap, awaited=awaited
-    )
+    job = _Pump(child, flow, awaited)
     try:
-        return job.run(time.monotonic() + deadline_s, stall_s or deadline_s)
+        return job.run(time.monotonic() + flow.deadline_s, flow.stall_s or flow.deadline_s)
     finally:
         job.close()
 
 
 class _Pump:
-    def __init__(
-        self,
-        child: subprocess.Popen[bytes],
-        *,
-        source: BinaryIO | bytes,
-        sink: Kept | BinaryIO | None,
-        cap_bytes: int,
-        stop_at_cap: bool,
-        awaited: bytes,
-    ) -> None:
-        self._awaited = awaited
-        self._child, self._sink, self._left, self._stop_at_cap = child, sink, cap_bytes, stop_at_cap
-        self._feed = _Feed(source, cap_bytes)
+    def __init__(self, child: subprocess.Popen[bytes], flow: Flow, awaited: bytes) -> None:
+        self._child, self._flow, self._awaited = child, flow, awaited
+        self._left = flow.cap_bytes
+        self._feed = _Feed(flow.source, flow.cap_bytes)
         self._digest, self._count = hashlib.sha256(), 0
         self._stderr = bytearray()
         self._truncated = self._over = self._late = self._stuck = False
@@ -142,7 +134,7 @@ class _Pump:
         ):
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
-                if stop_at_cap:
+                if flow.bulk:
                     _widen(pipe)
                 if pipe is not child.stdin or not awaited:
                     self._ready.register(pipe, event)
@@ -205,12 +197,12 @@ class _Pump:
         kept = chunk[: self._left]
         if len(kept) < len(chunk):
             self._truncated = True
-            self._over = self._over or self._stop_at_cap
+            self._over = self._over or self._flow.bulk
         self._left -= len(kept)
         self._count += len(kept)
         self._digest.update(kept)
-        if self._sink is not None and kept:
-            self._sink.write(kept)
+        if self._flow.sink is not None and kept:
+            self._flow.sink.write(kept)
 
     def _take(self, pipe: IO[bytes] | None) -> bytes:
         if pipe is None:

@@ -7,7 +7,6 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from pydantic import TypeAdapter
 
@@ -21,24 +20,23 @@ from troupe_tasks.errors import (
 )  # fmt: skip
 from troupe_tasks.host import cgroups
 from troupe_tasks.paths import Paths
-from troupe_tasks.sandbox import stream as streaming
 from troupe_tasks.sandbox.capsule import saved as keeping
 from troupe_tasks.sandbox.capsule.engine import BASE_ENV, Engine, Running
 from troupe_tasks.sandbox.capsule.saved import Saved
+from troupe_tasks.sandbox.commands import Commands
 from troupe_tasks.sandbox.protocol import (
     GUEST_DIR,
     WORKSPACE,
     Isolation,
     LimitReport,
     Listing,
-    Ran,
     SandboxInfo,
     SandboxSpec,
     Sizes,
     State,
-    Streamed,
     not_running,
 )  # fmt: skip
+from troupe_tasks.sandbox.stream import Flow, Pumped, pump, refuse_cut
 
 OVERHEAD_MIB = 128  # the engine's own processes, beside what the agent was given
 _REAP_S = 20.0
@@ -48,7 +46,7 @@ _REAPER = ("/usr/bin/python3", "-I", "-S", f"{GUEST_DIR}/reap.py")
 _Groups = TypeAdapter(tuple[Path, ...])
 
 
-class Capsule:
+class Capsule(Commands):
     """Sandboxes of this user, on this machine, by the given engines, the strongest first."""
 
     name = "capsule"
@@ -169,45 +167,6 @@ class Capsule:
         self._clear(sandbox_id, *engines)
         keeping.forget(self._paths, sandbox_id)
 
-    def run(
-        self,
-        sandbox_id: str,
-        argv: Sequence[str],
-        *,
-        deadline_s: float,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str = WORKSPACE,
-        cap_bytes: int = 1 << 20,
-    ) -> Ran:
-        """Run a command inside to its end."""
-        kept = streaming.Kept()
-        pumped = self._exec(
-            sandbox_id, argv, env=env, cwd=cwd, source=stdin, sink=kept, cap_bytes=cap_bytes,
-            deadline_s=deadline_s, stop_at_cap=False,
-        )  # fmt: skip
-        return Ran(
-            status=pumped.status, stdout=kept.value(), stderr=pumped.stderr, truncated=pumped.truncated
-        )
-
-    def stream(
-        self,
-        sandbox_id: str,
-        argv: Sequence[str],
-        *,
-        deadline_s: float,
-        cap_bytes: int,
-        sink: BinaryIO | None = None,
-        source: BinaryIO | None = None,
-        stall_s: float | None = None,
-    ) -> Streamed:
-        """Run a command inside as one end of a bulk transfer."""
-        pumped = self._exec(
-            sandbox_id, argv, env=None, cwd=WORKSPACE, source=source or b"", sink=sink, cap_bytes=cap_bytes,
-            deadline_s=deadline_s, stop_at_cap=True, stall_s=stall_s,
-        )  # fmt: skip
-        return Streamed(status=pumped.status, bytes=pumped.bytes, sha256=pumped.sha256)
-
     def attach(
         self,
         sandbox_id: str,
@@ -292,10 +251,8 @@ class Capsule:
 
     def _wait_until_ready(self, sandbox_id: str) -> None:
         """Wait until the way to the broker is open inside; a command before that would be refused for nothing."""
-        self._exec(
-            sandbox_id, [*_REAPER[:3], "-c", _READY], env=None, cwd="/", source=b"", sink=None, cap_bytes=1024,
-            deadline_s=_READY_S, stop_at_cap=False,
-        )  # fmt: skip
+        flow = Flow(deadline_s=_READY_S, cap_bytes=1024)
+        self._exec(sandbox_id, [*_REAPER[:3], "-c", _READY], flow, env=None, cwd="/")
 
     def _groups(self, sandbox_id: str) -> tuple[Path, ...]:
         try:
@@ -315,28 +272,14 @@ class Capsule:
         return {**BASE_ENV, **saved.spec.env, **(extra or {})}
 
     def _exec(
-        self,
-        sandbox_id: str,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None,
-        cwd: str,
-        source: BinaryIO | bytes,
-        sink: streaming.Kept | BinaryIO | None,
-        cap_bytes: int,
-        deadline_s: float,
-        stop_at_cap: bool,
-        stall_s: float | None = None,
-    ) -> streaming.Pumped:
+        self, sandbox_id: str, argv: Sequence[str], flow: Flow, *, env: Mapping[str, str] | None, cwd: str
+    ) -> Pumped:
         saved, engine = self._open(sandbox_id)
         mark = secrets.token_hex(8)
         inside = {**self._env(saved, env), "TROUPE_RUN": mark}
         entry = engine.enter(saved, argv, env=inside, cwd=cwd, report=True, tty=False)
         try:
-            pumped = streaming.pump(
-                entry.start(), source=source, sink=sink, cap_bytes=cap_bytes, deadline_s=deadline_s,
-                stop_at_cap=stop_at_cap, stall_s=stall_s,
-            )  # fmt: skip
+            pumped = pump(entry.start(), flow)
         except BaseException:
             self._reap(saved, engine, mark)
             raise
@@ -344,7 +287,7 @@ class Capsule:
             began = entry.close()
         if pumped.late or pumped.over:
             self._reap(saved, engine, mark)
-        streaming.refuse_cut(pumped, sandbox_id, deadline_s=deadline_s, stall_s=stall_s, cap_bytes=cap_bytes)
+        refuse_cut(pumped, sandbox_id, flow)
         told = engine.own_failure(pumped.status, pumped.stderr, began=began)
         if (
             isinstance(told, str)
@@ -354,15 +297,13 @@ class Capsule:
             if not self._alive(engine, sandbox_id):
                 raise not_running(sandbox_id)
             raise SandboxFailed(f"the sandbox {sandbox_id} did not run the command", cause=str(told))
-        return streaming.Pumped(**{**pumped.__dict__, "status": told})
+        return Pumped(**{**pumped.__dict__, "status": told})
 
     def _reap(self, saved: Saved, engine: Engine, mark: str) -> None:
         """End what a command left behind inside: killing the host's side of it does not."""
         entry = engine.enter(saved, [*_REAPER, mark], env=BASE_ENV, cwd="/", report=False, tty=False)
         with contextlib.suppress(TroupeError):
-            streaming.pump(
-                entry.start(), source=b"", sink=None, cap_bytes=1024, deadline_s=_REAP_S, stop_at_cap=False
-            )
+            pump(entry.start(), Flow(deadline_s=_REAP_S, cap_bytes=1024))
 
 
 def _unreadable(sandbox_id: str) -> SandboxInfo:

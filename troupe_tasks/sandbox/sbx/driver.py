@@ -13,25 +13,22 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from troupe_tasks import durable, process
 from troupe_tasks.errors import SandboxFailed, SandboxGone, TroupeError
 from troupe_tasks.paths import Paths
 from troupe_tasks.record import agent_of
 from troupe_tasks.sandbox import holding
-from troupe_tasks.sandbox import stream as streaming
+from troupe_tasks.sandbox.commands import Commands
 from troupe_tasks.sandbox.protocol import (
     WORKSPACE,
     Isolation,
     LimitReport,
     Listing,
-    Ran,
     SandboxInfo,
     SandboxSpec,
     Sizes,
     State,
-    Streamed,
     not_running,
 )  # fmt: skip
 from troupe_tasks.sandbox.sbx import (
@@ -48,6 +45,7 @@ from troupe_tasks.sandbox.sbx import (
 )
 from troupe_tasks.sandbox.sbx import saved as keeping
 from troupe_tasks.sandbox.sbx.saved import Saved
+from troupe_tasks.sandbox.stream import Flow, Pumped, pump, refuse_cut
 from troupe_tasks.text import line
 
 _DAEMON_S = 120.0  # after the machine's start a gateway may be there before the daemon is
@@ -60,7 +58,7 @@ _NOW = "import time; print(int(time.time()))"
 _USED = "import os; s = os.statvfs('/state'); print((s.f_blocks - s.f_bfree) * s.f_frsize >> 20)"
 
 
-class Sbx:
+class Sbx(Commands):
     """The sandboxes that Docker runs for this user."""
 
     name = "sbx"
@@ -153,45 +151,6 @@ class Sbx:
             keeping.forget(self._paths, sandbox_id)
             return
         making.remove(self._paths, saved)
-
-    def run(
-        self,
-        sandbox_id: str,
-        argv: Sequence[str],
-        *,
-        deadline_s: float,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str = WORKSPACE,
-        cap_bytes: int = 1 << 20,
-    ) -> Ran:
-        """Run a command inside to its end."""
-        kept = streaming.Kept()
-        pumped = self._exec(
-            sandbox_id, argv, env=env, cwd=cwd, source=stdin, sink=kept, cap_bytes=cap_bytes,
-            deadline_s=deadline_s, stop_at_cap=False,
-        )  # fmt: skip
-        return Ran(
-            status=pumped.status, stdout=kept.value(), stderr=pumped.stderr, truncated=pumped.truncated
-        )
-
-    def stream(
-        self,
-        sandbox_id: str,
-        argv: Sequence[str],
-        *,
-        deadline_s: float,
-        cap_bytes: int,
-        sink: BinaryIO | None = None,
-        source: BinaryIO | None = None,
-        stall_s: float | None = None,
-    ) -> Streamed:
-        """Run a command inside as one end of a bulk transfer."""
-        pumped = self._exec(
-            sandbox_id, argv, env=None, cwd=WORKSPACE, source=source or b"", sink=sink, cap_bytes=cap_bytes,
-            deadline_s=deadline_s, stop_at_cap=True, stall_s=stall_s,
-        )  # fmt: skip
-        return Streamed(status=pumped.status, bytes=pumped.bytes, sha256=pumped.sha256)
 
     def attach(
         self,
@@ -311,19 +270,8 @@ class Sbx:
             calls.call(words, deadline_s=deadline_s + _REAP_S)
 
     def _exec(
-        self,
-        sandbox_id: str,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None,
-        cwd: str,
-        source: BinaryIO | bytes,
-        sink: streaming.Kept | BinaryIO | None,
-        cap_bytes: int,
-        deadline_s: float,
-        stop_at_cap: bool,
-        stall_s: float | None = None,
-    ) -> streaming.Pumped:
+        self, sandbox_id: str, argv: Sequence[str], flow: Flow, *, env: Mapping[str, str] | None, cwd: str
+    ) -> Pumped:
         saved = keeping.load(self._paths, sandbox_id)
         if way_out.pid(self._paths, sandbox_id) is None:
             raise not_running(sandbox_id)
@@ -333,22 +281,19 @@ class Sbx:
         command = inside.command(saved, argv, env=given, cwd=cwd)
         try:
             child = process.piped([calls.binary(), *command.words], env=calls.environment())
-            pumped = streaming.pump(
-                child, source=source, sink=sink, cap_bytes=cap_bytes, deadline_s=deadline_s,
-                stop_at_cap=stop_at_cap, stall_s=stall_s, awaited=command.first,
-            )  # fmt: skip
+            pumped = pump(child, flow, awaited=command.first)
         except BaseException:
             _reap(saved, mark)
             raise
         if pumped.late or pumped.over:
             _reap(saved, mark)
-        streaming.refuse_cut(pumped, sandbox_id, deadline_s=deadline_s, stall_s=stall_s, cap_bytes=cap_bytes)
+        refuse_cut(pumped, sandbox_id, flow)
         parts = command.apart(pumped.stderr)
         if parts is None:
             raise self._never_began(saved, pumped.stderr)
         if pumped.status >= 128 and way_out.pid(self._paths, sandbox_id) is None:
             raise not_running(sandbox_id)
-        return streaming.Pumped(**{**pumped.__dict__, "stderr": parts[1]})
+        return Pumped(**{**pumped.__dict__, "stderr": parts[1]})
 
     def _never_began(self, saved: Saved, said: bytes) -> TroupeError:
         """Return why a command did not begin: its sandbox is another, does not run, or sbx failed."""

@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.house import House, kits_kept, wait_until
 from troupe_tasks import record as records
+from troupe_tasks.kits import pins
 
 NAME, ID = "Mr. Moves", "mr-moves"
 SKILL = "/state/hermes/skills/when-the-network-refuses/SKILL.md"
@@ -215,10 +216,15 @@ def test_a_reset_starts_anew(mover: House) -> None:
     assert checked.status == 0, checked
     steps = json.loads(checked.out)["steps"]
     assert mover.troupe("reset", ID).status == 3
+    was = records.load(mover.paths, ID).kit
+    backups = mover.troupe("backup", "list", ID, "--json").out
+    inside(mover, f"echo mine >> {SKILL}")
     done = mover.troupe("reset", ID, "--yes")
     assert done.status == 0, done
     assert [line.removeprefix("- ") for line in done.err.splitlines() if line.startswith("- ")] == steps
     assert inside(mover, "ls -A /workspace") == ""
     assert not remembers(mover)
-    assert "As of 0.90.0." in inside(mover, f"cat {SKILL}")
-    assert json.loads(mover.troupe("backup", "list", ID, "--json").out) != []
+    assert records.load(mover.paths, ID).kit == was
+    seed = pins.place(mover.paths, was.type, was.version) / "seeds" / SKILL.removeprefix("/state/hermes/")
+    assert inside(mover, f"cat {SKILL}") == seed.read_text(encoding="utf-8")
+    assert mover.troupe("backup", "list", ID, "--json").out == backups

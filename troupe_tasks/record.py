@@ -26,13 +26,19 @@ class KitPin(BaseModel):
 
 
 class Sizes(BaseModel):
-    """What an agent was given: CPUs, memory and disk."""
+    """What an agent was given: CPUs, memory, disk, and where its driver makes one, a disk for Docker."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     cpus: int = Field(ge=1, le=4096)
     memory_mib: int = Field(ge=64)
     storage_mib: int = Field(ge=64)
+    docker_mib: int = Field(default=0, ge=0)
+
+    @property
+    def disk_mib(self) -> int:
+        """Return both disks."""
+        return self.storage_mib + self.docker_mib
 
 
 class Record(BaseModel):
@@ -71,6 +77,7 @@ class Record(BaseModel):
         return Sizes(
             cpus=max(self.sizes.cpus, there.cpus), memory_mib=max(self.sizes.memory_mib, there.memory_mib),
             storage_mib=max(self.sizes.storage_mib, there.storage_mib),
+            docker_mib=max(self.sizes.docker_mib, there.docker_mib),
         )  # fmt: skip
 
 

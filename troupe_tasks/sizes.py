@@ -34,11 +34,13 @@ _SIZE = re.compile(r"([0-9]{1,7})(?:\.([0-9]))?(GiB)?|([0-9]{1,10})MiB", re.IGNO
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What was asked for."""
+    """What was asked for; ratio is the kit's, of its disk to Docker's, by which two `max` share what there is."""
 
     cpus: Amount
     memory_mib: Amount
     storage_mib: Amount
+    docker_mib: Amount = 0
+    ratio: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,12 @@ class Settled:
     cpus: int
     memory_mib: int
     storage_mib: int
+    docker_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The most one agent can be given now; None where the machine's figure can't be read."""
+    """The most one agent can be given now, its disks together; None where the machine's figure can't be read."""
 
     cpus: int | None
     memory_mib: int | None
@@ -85,6 +88,16 @@ def parse_mib(text: str, *, flag: str) -> Amount:
     return mib
 
 
+def typed(*, cpu: str, memory: str, storage: str, docker: str) -> dict[str, Amount]:
+    """Return the sizes that were given by flag, by their names in Wanted. Raises UsageError."""
+    return {
+        **({"cpus": parse_cpus(cpu)} if cpu else {}),
+        **({"memory_mib": parse_mib(memory, flag="--memory")} if memory else {}),
+        **({"storage_mib": parse_mib(storage, flag="--storage")} if storage else {}),
+        **({"docker_mib": parse_mib(docker, flag="--docker")} if docker else {}),
+    }
+
+
 def show_mib(mib: int) -> str:
     """Return a size as a person checks it: exact GiB where one decimal is exact, else MiB."""
     if abs(mib) >= MIB_PER_GIB and mib * 10 % MIB_PER_GIB == 0:
@@ -93,16 +106,38 @@ def show_mib(mib: int) -> str:
     return f"{mib} MiB"
 
 
+def show(*, cpus: int, memory_mib: int, storage_mib: int, docker_mib: int = 0) -> str:
+    """Return an agent's sizes as a person reads them."""
+    docker = f", {show_mib(docker_mib)} disk for Docker" if docker_mib else ""
+    return f"{cpus} CPUs, {show_mib(memory_mib)} memory, {show_mib(storage_mib)} disk{docker}"
+
+
 def settle(wanted: Wanted, *, room: Room) -> Settled:
     """Return wanted with each `max` settled.
 
     Raises OverBudget where max would leave too little, NotReady where the machine's figure can't be read.
     """
+    storage_most, docker_most = _shares(wanted, room.disk_mib)
     return Settled(
         cpus=_settled(wanted.cpus, room.cpus, "--cpu", MIN_CPUS),
         memory_mib=_settled(wanted.memory_mib, room.memory_mib, "--memory", MIN_MEMORY_MIB),
-        storage_mib=_settled(wanted.storage_mib, room.disk_mib, "--storage", MIN_DISK_MIB),
+        storage_mib=_settled(wanted.storage_mib, storage_most, "--storage", MIN_DISK_MIB),
+        docker_mib=_settled(wanted.docker_mib, docker_most, "--docker", MIN_DISK_MIB),
     )
+
+
+def _shares(wanted: Wanted, most: int | None) -> tuple[int | None, int | None]:
+    """Return the most that each of the two disks can have: in their ratio, or what the other's number leaves."""
+    if most is None:
+        return None, None
+    if isinstance(wanted.storage_mib, Max) and isinstance(wanted.docker_mib, Max):
+        docker = most * wanted.ratio[1] // sum(wanted.ratio)
+        return most - docker, docker
+    return _left(most, wanted.docker_mib), _left(most, wanted.storage_mib)
+
+
+def _left(most: int, other: Amount) -> int:
+    return most if isinstance(other, Max) else max(0, most - other)
 
 
 def _settled(amount: Amount, most: int | None, flag: str, least: int) -> int:

@@ -102,7 +102,8 @@ def runsc(request: pytest.FixtureRequest) -> Path | None:
 class Docker(House):
     """The sbx driver, on a stand-in for Docker's program."""
 
-    small = SMALL.model_copy(update={"memory_mib": 512})  # the least that sbx gives
+    small = SMALL.model_copy(update={"memory_mib": 512, "docker_mib": 512})  # the least that sbx gives
+    roomy = ROOMY.model_copy(update={"docker_mib": 512})
 
     def __init__(self, paths: Paths, image: Path, home: Path, runsc: Path) -> None:
         self.standin = standin.install(home, runsc)
@@ -160,8 +161,8 @@ def dock(image: Path, runsc: Path | None) -> Iterator[Docker]:
 class OwnSbx(House):
     """The sbx driver, on this machine's own sbx: a sandbox's root disk has the image on it as well."""
 
-    small = SMALL.model_copy(update={"memory_mib": 512, "storage_mib": 4096})
-    roomy = ROOMY.model_copy(update={"storage_mib": 8192})
+    small = SMALL.model_copy(update={"memory_mib": 512, "storage_mib": 4096, "docker_mib": 512})
+    roomy = ROOMY.model_copy(update={"storage_mib": 8192, "docker_mib": 512})
 
     def __init__(self, paths: Paths, image: Path) -> None:
         self.driver, self.paths, self.image = Sbx(paths), paths, image

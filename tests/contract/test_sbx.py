@@ -373,11 +373,11 @@ def test_a_token_that_sbx_does_not_keep_is_told_and_not_shown(dock: Docker) -> N
         host.hand_over("other.example.com", "jane", Secret(TOKEN))
 
 
-def test_too_little_memory_is_refused_before_anything_is_made(dock: Docker) -> None:
-    small = dock.small.model_copy(update={"memory_mib": 256})
-    with pytest.raises(Refused, match="512 MiB"):
-        dock.driver.create(dock.spec("tiny", sizes=small))
-    assert not saved.place(dock.paths, "tiny").exists()
+def test_too_little_is_refused_before_anything_is_made(dock: Docker) -> None:
+    for less in ({"memory_mib": 256}, {"docker_mib": 0}):
+        with pytest.raises(Refused, match="512 MiB"):
+            dock.driver.create(dock.spec("tiny", sizes=dock.small.model_copy(update=less)))
+        assert not saved.place(dock.paths, "tiny").exists()
 
 
 def test_strangers_are_listed_as_such_in_one_call(dock: Docker) -> None:
@@ -429,4 +429,5 @@ def test_the_files_of_a_sandbox_say_how_it_was_made(dock: Docker) -> None:
     assert "workspace" not in made
     mixin = json.loads(durable.read_private(folder / "mixin/spec.yaml"))
     assert (mixin["kind"], mixin["volumes"]) == ("mixin", [{"path": "/tmp", "type": "tmpfs"}])
-    assert b"DOCKER_SANDBOXES_ROOT_SIZE=64m\n" in durable.read_private(folder / "storage.env")
+    told = durable.read_private(folder / "storage.env")
+    assert told == b"DOCKER_SANDBOXES_ROOT_SIZE=64m\nDOCKER_SANDBOXES_DOCKER_SIZE=512m\n"

@@ -10,19 +10,21 @@ import pytest
 
 from tests.model import rules
 from tests.model.faults import Killed
-from tests.model.stage import ID, Stage, called, mark, marks
+from tests.model.stage import ID, NAME, Stage, called, mark, marks
 from troupe_tasks import locks
+from troupe_tasks import record as records
 from troupe_tasks.errors import (
     BackupFailed,
     Locked,
     MoveFailed,
     NotReady,
+    OverBudget,
     SandboxFailed,
     SandboxGone,
     Unfinished,
 )
-from troupe_tasks.kits import image, pins
-from troupe_tasks.operations import backup, move, moving, upgrade, vault
+from troupe_tasks.kits import image, local, pins
+from troupe_tasks.operations import backup, create, move, moving, upgrade, vault
 from troupe_tasks.paths import Paths
 from troupe_tasks.sizes import Wanted
 
@@ -400,3 +402,15 @@ def test_a_create_that_got_nowhere_is_named_to_whoever_asks_for_more(stage: Stag
     error = called(getattr(stage, name))
     assert isinstance(error, Unfinished)
     assert "troupe create" in error.hint
+
+
+def test_a_create_that_the_machine_can_not_hold_was_never_begun(stage: Stage) -> None:
+    wish = create.Wish(
+        id=ID, name=NAME, kit=local.find("toy"), rehearsal=True, over_budget=True,
+        wanted=Wanted(cpus=1, memory_mib=1 << 30, storage_mib=1024),
+    )  # fmt: skip
+    assert isinstance(called(lambda: create.create(stage, wish, finish="", told=print)), OverBudget)
+    assert rules.pending(stage) is None
+    assert records.find(stage.paths, ID) is None
+    stage.create()
+    assert stage.record().sizes.memory_mib == 256

@@ -9,6 +9,9 @@ import pytest
 from troupe_tasks import budget, sizes
 from troupe_tasks import record as records
 from troupe_tasks.budget import Resource, Verdict
+from troupe_tasks.errors import Refused, UsageError
+from troupe_tasks.host import memory
+from troupe_tasks.kits import local
 from troupe_tasks.operations import room
 from troupe_tasks.operations.house import House
 from troupe_tasks.paths import Paths
@@ -19,6 +22,8 @@ from troupe_tasks.sandbox.sbx import environment
 
 GIB = 1024
 SIZES = Sizes(cpus=1, memory_mib=GIB, storage_mib=10 * GIB)
+WITH_DOCKER = SIZES.model_copy(update={"docker_mib": 2 * GIB})
+MAX = sizes.Max.MAX
 NOTHING = Listing(complete=True, sandboxes=())
 
 
@@ -42,7 +47,7 @@ def house(monkeypatch: pytest.MonkeyPatch) -> House:
 def recorded(house: House, one: str, driver: str) -> None:
     records.save(house.paths, Record(
         id=one, name=one, kit=KitPin(type="hermes", version="0.1.0"), driver=driver, isolation="kvm", wanted="down",
-        rehearsal=True, key_tier="none", sizes=SIZES, created_at="now",
+        rehearsal=True, key_tier="none", sizes=WITH_DOCKER if driver == "sbx" else SIZES, created_at="now",
     ))  # fmt: skip
 
 
@@ -52,17 +57,58 @@ def disk(verdict: Verdict) -> tuple[int, int]:
 
 
 def test_dockers_own_disk_is_counted_with_each_sandbox_of_sbx(house: House) -> None:
-    beside = environment.DOCKER_MIB
-    assert beside > 0
-    mine = room.verdict(house, "an-sbx", SIZES)
-    assert disk(mine) == (10 * GIB + beside, 180 * GIB - 10 * GIB)
+    mine = room.verdict(house, "an-sbx", WITH_DOCKER)
+    assert disk(mine) == (12 * GIB, 180 * GIB - 10 * GIB)
+    assert disk(room.verdict(house, "an-sbx", WITH_DOCKER, grown_mib=5 * GIB))[0] == 7 * GIB
     others = room.verdict(house, "an-capsule", SIZES)
-    assert disk(others) == (10 * GIB, 90 * GIB - 10 * GIB - beside)
-    second = room.verdict_beside(house, "an-sbx", SIZES)
-    assert disk(second) == (10 * GIB + beside, 180 * GIB - 2 * 10 * GIB - beside)
-    most = room.settled(house, "an-sbx", sizes.Wanted(cpus=1, memory_mib=GIB, storage_mib=sizes.Max.MAX))
-    assert most.storage_mib == 170 * GIB - beside
-    assert room.verdict(house, "an-sbx", most).fits
+    assert disk(others) == (10 * GIB, 90 * GIB - 12 * GIB)
+    second = room.verdict_beside(house, "an-sbx", WITH_DOCKER)
+    assert disk(second) == (12 * GIB, 180 * GIB - 10 * GIB - 12 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("asked", "disks"),
+    [
+        (sizes.Wanted(1, GIB, MAX, 2 * GIB), (168 * GIB, 2 * GIB)),
+        (sizes.Wanted(1, GIB, 20 * GIB, MAX), (20 * GIB, 150 * GIB)),
+        (sizes.Wanted(1, GIB, MAX, MAX, ratio=(12, 5)), (120 * GIB, 50 * GIB)),
+    ],
+)
+def test_max_of_the_two_disks_is_what_fits(house: House, asked: sizes.Wanted, disks: tuple[int, int]) -> None:
+    most = room.settled(house, "an-sbx", asked)
+    assert (most.storage_mib, most.docker_mib) == disks
+    found = room.verdict(house, "an-sbx", most)
+    assert found.fits
+    assert disk(found)[0] == disk(found)[1]
+
+
+def test_sizes_that_sbx_does_not_make_are_told_before_anything_is_done(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "total_mib", lambda: 64 * GIB)
+    assert room.settled(house, "an-sbx", sizes.Wanted(1, MAX, GIB, 512)).memory_mib == 48 * GIB
+    for asked, told in (
+        (sizes.Wanted(1, 48 * GIB + 1, GIB, 512), "three quarters"),
+        (sizes.Wanted(1, 511, GIB, 512), "512 MiB of memory"),
+        (sizes.Wanted(1, GIB, GIB, 511), "no Docker disk of less"),
+    ):
+        with pytest.raises(Refused, match=told):
+            room.settled(house, "an-sbx", asked)
+    assert room.settled(house, "an-capsule", sizes.Wanted(1, 60 * GIB, GIB)).memory_mib == 60 * GIB
+
+
+def test_a_disk_for_docker_is_asked_of_a_driver_that_makes_one_alone() -> None:
+    kit = local.find("hermes")
+    typed = sizes.typed(cpu="", memory="4", storage="", docker="30")
+    found = room.wanted("sbx", kit, kit.sizes, typed)
+    assert (found.memory_mib, found.storage_mib, found.docker_mib) == (4 * GIB, 10 * GIB, 30 * GIB)
+    assert found.ratio == (10 * GIB, 512)
+    assert room.named(found)["docker_mib"] == str(30 * GIB)
+    with pytest.raises(UsageError, match="no disk for Docker"):
+        room.wanted("capsule", kit, kit.sizes, typed)
+    plain = room.wanted("capsule", kit, kit.sizes, {})
+    assert plain.docker_mib == 0
+    assert set(room.named(plain)) == {"cpus", "memory_mib", "storage_mib"}
 
 
 def test_disks_of_another_filesystem_take_nothing_of_this_one(
@@ -71,7 +117,7 @@ def test_disks_of_another_filesystem_take_nothing_of_this_one(
     monkeypatch.setattr(room, "device", lambda place: 1 if place == environment.disks() else 2)
     assert disk(room.verdict(house, "an-sbx", SIZES))[1] == 180 * GIB
     recorded(house, "another", "sbx")
-    assert disk(room.verdict(house, "an-sbx", SIZES))[1] == 170 * GIB - environment.DOCKER_MIB
+    assert disk(room.verdict(house, "an-sbx", SIZES))[1] == 168 * GIB
     assert disk(room.verdict(house, "an-capsule", SIZES))[1] == 90 * GIB
 
 

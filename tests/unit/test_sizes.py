@@ -105,6 +105,25 @@ def test_numbers_pass_through_unchanged() -> None:
     assert settle(Wanted(2, 512, 1024), room=Room(None, None, None)) == Settled(2, 512, 1024)
 
 
+def test_a_disk_beside_takes_its_part_of_max() -> None:
+    assert settle(Wanted(1, 1, Max.MAX, 20 * GIB), room=WIDE).storage_mib == 80 * GIB
+    assert settle(Wanted(1, 1, 30 * GIB, Max.MAX), room=WIDE).docker_mib == 70 * GIB
+    both = settle(Wanted(1, 1, Max.MAX, Max.MAX, ratio=(3, 1)), room=WIDE)
+    assert (both.storage_mib, both.docker_mib) == (75 * GIB, 25 * GIB)
+
+
+@given(st.integers(0, 1 << 24), st.integers(1, 1 << 24), st.integers(1, 1 << 24))
+def test_two_max_share_all_there_is_or_are_refused(most: int, root: int, docker: int) -> None:
+    room = Room(cpus=1, memory_mib=GIB, disk_mib=most)
+    try:
+        found = settle(Wanted(1, 1, Max.MAX, Max.MAX, ratio=(root, docker)), room=room)
+    except OverBudget:
+        assert min(most * root // (root + docker), most * docker // (root + docker)) < 10 * GIB
+    else:
+        assert found.storage_mib + found.docker_mib == most
+        assert min(found.storage_mib, found.docker_mib) >= 10 * GIB
+
+
 def test_max_is_all_the_room() -> None:
     assert settle(Wanted(Max.MAX, Max.MAX, Max.MAX), room=WIDE) == Settled(8, 16 * GIB, 100 * GIB)
 
@@ -115,6 +134,9 @@ def test_max_is_all_the_room() -> None:
         (Wanted(Max.MAX, 1, 1), Room(0, 1, 1), "--cpu"),
         (Wanted(1, Max.MAX, 1), Room(1, GIB - 1, 1), "--memory"),
         (Wanted(1, 1, Max.MAX), Room(1, 1, 10 * GIB - 1), "--storage"),
+        (Wanted(1, 1, Max.MAX, 95 * GIB), WIDE, "--storage"),
+        (Wanted(1, 1, 95 * GIB, Max.MAX), WIDE, "--docker"),
+        (Wanted(1, 1, Max.MAX, Max.MAX, ratio=(20, 1)), WIDE, "--docker"),
     ],
 )
 def test_a_max_under_the_least_is_refused(wanted: Wanted, room: Room, flag: str) -> None:
@@ -124,7 +146,7 @@ def test_a_max_under_the_least_is_refused(wanted: Wanted, room: Room, flag: str)
 
 @pytest.mark.parametrize(
     "wanted",
-    [Wanted(Max.MAX, 1, 1), Wanted(1, Max.MAX, 1), Wanted(1, 1, Max.MAX)],
+    [Wanted(Max.MAX, 1, 1), Wanted(1, Max.MAX, 1), Wanted(1, 1, Max.MAX), Wanted(1, 1, 1, Max.MAX)],
 )
 def test_a_max_of_an_unreadable_figure_asks_for_a_number(wanted: Wanted) -> None:
     with pytest.raises(NotReady, match="can't be read"):

@@ -11,12 +11,10 @@ from troupe_tasks.commands.frame import command
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from troupe_tasks.kits.model import Kit
     from troupe_tasks.operations.create import Wish
     from troupe_tasks.operations.house import House
     from troupe_tasks.operations.kit import Found
     from troupe_tasks.record import KeyTier, Policy
-    from troupe_tasks.sizes import Max, Wanted
 
 _SOUL_CAP_BYTES = 64 << 10
 
@@ -29,6 +27,7 @@ _SOUL_CAP_BYTES = 64 << 10
         "cpu": "CPUs: a whole number, or max.",
         "memory": "Memory in GiB, or max.",
         "storage": "Disk in GiB, or max.",
+        "docker": "A disk for Docker's images and build cache in GiB, or max; only sbx makes one.",
         "soul": "A file with its persona, in place of the kit's.",
         "rehearsal": "Give it troupe's own stand-in model: no key, no network, everything else real.",
         "setting": "One of the kit's settings, as NAME=VALUE; what is not given is asked, or its default taken.",
@@ -46,6 +45,7 @@ def create(
     cpu: str = "",
     memory: str = "",
     storage: str = "",
+    docker: str = "",
     soul: str = "",
     rehearsal: bool = False,
     setting: list[str] = [],  # noqa: B006 - Invoke reads from it that the flag may come often, and copies it
@@ -56,8 +56,10 @@ def create(
     debug: bool = False,
 ) -> None:
     """Create an agent from a kit, start it and send it a first message."""
+    from troupe_tasks import sizes
     from troupe_tasks.commands import output
     from troupe_tasks.errors import SelfTestFailed
+    from troupe_tasks.operations import room
     from troupe_tasks.operations.create import Wish
     from troupe_tasks.operations.create import create as perform
     from troupe_tasks.operations.house import House
@@ -65,14 +67,15 @@ def create(
 
     _check_driver(driver)
     mode, persona = checked_policy(policy), _read_soul(soul) if soul else None
-    sizes = _sizes(cpu, memory, storage)
+    typed = sizes.typed(cpu=cpu, memory=memory, storage=storage, docker=docker)
     agent_id = _agent_id(name)
     house = House(Paths.from_env(), wanted=driver or None)
     tier = "none" if rehearsal else _accepted_tier(house, agent_id)
     _check_machine(house, quiet=json)
     found = _found(house, agent_id, kind, quiet=json)
+    wanted = room.wanted(house.chosen, found.kit, found.kit.sizes, typed)
     wish = Wish(
-        agent_id, name, found.kit, rehearsal, _wanted(found.kit, sizes), digest=found.digest, soul=persona,
+        agent_id, name, found.kit, rehearsal, wanted, digest=found.digest, soul=persona,
         key_tier=tier, policy=mode, over_budget=force,
     )  # fmt: skip
     given = _settings(wish, setting)
@@ -83,6 +86,7 @@ def create(
         "cpu": cpu,
         "memory": memory,
         "storage": storage,
+        "docker": docker,
         "soul": soul,
         "policy": policy,
         "driver": driver,
@@ -113,23 +117,6 @@ def _agent_id(name: str) -> str:
     if not name:
         raise UsageError("an agent needs a name", hint='Give it one: --name "Mr. Doyle".')
     return agent_id(name)
-
-
-def _sizes(cpu: str, memory: str, storage: str) -> dict[str, int | Max]:
-    """Return the sizes that were given by flag; raises UsageError."""
-    from troupe_tasks.sizes import parse_cpus, parse_mib
-
-    return {
-        **({"cpus": parse_cpus(cpu)} if cpu else {}),
-        **({"memory_mib": parse_mib(memory, flag="--memory")} if memory else {}),
-        **({"storage_mib": parse_mib(storage, flag="--storage")} if storage else {}),
-    }
-
-
-def _wanted(kit: Kit, given: Mapping[str, int | Max]) -> Wanted:
-    from troupe_tasks.sizes import Wanted
-
-    return Wanted(**{**kit.sizes.model_dump(), **given})
 
 
 def _found(house: House, agent_id: str, kind: str, *, quiet: bool) -> Found:

@@ -142,9 +142,11 @@ def inspect(context: Context, kit: str, json: bool = False, debug: bool = False)
 
 
 def _parts(found: Inspected) -> list[tuple[str, list[str]]]:
-    from troupe_tasks.sizes import show_mib
+    from troupe_tasks.sizes import show
 
-    sizes = f"{found.cpus} CPUs, {show_mib(found.memory_mib)} memory, {show_mib(found.storage_mib)} disk"
+    sizes = show(
+        cpus=found.cpus, memory_mib=found.memory_mib, storage_mib=found.storage_mib, docker_mib=found.docker_mib
+    )  # fmt: skip
     services = [
         f"{one.name} ({'required' if one.required else 'optional'}) to {', '.join(one.hosts)}: {one.line}"
         for one in found.services

@@ -11,7 +11,6 @@ from troupe_tasks.commands.frame import command
 
 if TYPE_CHECKING:
     from troupe_tasks.record import Record, SelfTest
-    from troupe_tasks.sizes import Wanted
 
 _FORCE = {"force": "Do it even if the machine's budget does not hold it."}
 
@@ -23,31 +22,37 @@ _FORCE = {"force": "Do it even if the machine's budget does not hold it."}
         "cpu": "CPUs: a whole number, or max; without it as many as before.",
         "memory": "Memory in GiB, or max; without it as much as before.",
         "storage": "Disk in GiB, or max; it only grows. Without it as much as before.",
+        "docker": "The disk for Docker in GiB, or max; it starts empty at any size. Only sbx makes one.",
         **_FORCE,
     },
     positional=("agent",),
 )
 def resize(
-    context: Context, agent: str, cpu: str = "", memory: str = "", storage: str = "", force: bool = False,
-    json: bool = False, debug: bool = False,
+    context: Context, agent: str, cpu: str = "", memory: str = "", storage: str = "", docker: str = "",
+    force: bool = False, json: bool = False, debug: bool = False,
 ) -> None:  # fmt: skip
     """Move an agent, with everything it has, into a new sandbox of other sizes; with none, into one like its own."""
     import shlex
 
     from troupe_tasks import record as records
+    from troupe_tasks import sizes
     from troupe_tasks.commands import budget, output
     from troupe_tasks.commands.agent import chosen, telling_afterwards
+    from troupe_tasks.kits import pins
     from troupe_tasks.operations import move, room
 
     house, agent_id = chosen(agent, hint=False)
-    wanted = _wanted(records.load(house.paths, agent_id), cpu, memory, storage)
+    typed = sizes.typed(cpu=cpu, memory=memory, storage=storage, docker=docker)
+    record = records.load(house.paths, agent_id)
+    kit = pins.pinned(house.paths, record.kit.type, record.kit.version)
+    wanted = room.wanted(record.driver, kit, record.sizes, typed)
     over = budget.accepted_for(
         house, agent_id, lambda: room.verdict(house, agent_id, move.settled(house, agent_id, wanted)),
         force=force, question="Resize it all the same?",
     )  # fmt: skip
     given = [
         f"--{flag}={value}"
-        for flag, value in (("cpu", cpu), ("memory", memory), ("storage", storage))
+        for flag, value in (("cpu", cpu), ("memory", memory), ("storage", storage), ("docker", docker))
         if value
     ]
     finish = shlex.join(["troupe", "resize", agent_id, *given])
@@ -56,16 +61,6 @@ def resize(
             house, agent_id, wanted, finish=finish, over_budget=over, told=progress.step
         )
     _show(record, result, as_json=json)
-
-
-def _wanted(record: Record, cpu: str, memory: str, storage: str) -> Wanted:
-    from troupe_tasks.sizes import Wanted, parse_cpus, parse_mib
-
-    return Wanted(
-        cpus=parse_cpus(cpu) if cpu else record.sizes.cpus,
-        memory_mib=parse_mib(memory, flag="--memory") if memory else record.sizes.memory_mib,
-        storage_mib=parse_mib(storage, flag="--storage") if storage else record.sizes.storage_mib,
-    )
 
 
 @command(
@@ -111,14 +106,11 @@ def restore(
 
 def _show(record: Record, result: SelfTest, *, as_json: bool) -> None:
     from troupe_tasks.commands.output import show_json
-    from troupe_tasks.sizes import show_mib
+    from troupe_tasks.sizes import show
     from troupe_tasks.text import escape
 
     if as_json:
         show_json({"agent": record.model_dump(mode="json"), "self_test": result.model_dump(mode="json")})
         return
-    given = record.sizes
-    print(
-        f"{record.id} lives in a new sandbox: {given.cpus} CPUs, {show_mib(given.memory_mib)} memory, "
-        f"{show_mib(given.storage_mib)} disk. It says:\n\n{escape(result.reply)}"
-    )
+    given = show(**record.sizes.model_dump())
+    print(f"{record.id} lives in a new sandbox: {given}. It says:\n\n{escape(result.reply)}")

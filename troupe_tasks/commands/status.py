@@ -32,13 +32,13 @@ def status(context: Context, agent: str, json: bool = False, debug: bool = False
 
 
 def _parts(found: Full) -> list[tuple[str, list[str]]]:
-    from troupe_tasks.sizes import show_mib
+    from troupe_tasks.sizes import show, show_mib
 
     agent, record = found.agent, found.record
     used = show_mib(found.disk_used_mib) if found.disk_used_mib is not None else "unknown"
     test = found.self_test
     given, kit = record.sizes, record.kit
-    sizes = f"{given.cpus} CPUs, {show_mib(given.memory_mib)} memory, {show_mib(given.storage_mib)} disk ({used} used)"
+    sizes = f"{show(**given.model_dump())} ({used} used)"
     return [
         (record.id, [
             f"name       {record.name}",

@@ -66,8 +66,7 @@ def room(machine: Machine) -> Finding:
     """Check the room for a coder agent at its default size, after the reserves."""
     free_mib = machine.free_mib(drivers.disks(machine.driver, machine.paths))
     host = Host(machine.threads, machine.memory_mib, free_mib)
-    disk_mib = _CODER_DISK_MIB + drivers.disk_beside_mib(machine.driver)
-    need = Need(machine.driver, _CODER_CPUS, _CODER_MEMORY_MIB, disk_mib)
+    need = Need(machine.driver, _CODER_CPUS, _CODER_MEMORY_MIB, _CODER_DISK_MIB)
     verdict = check(host, need, others=())
     figures = "8 CPUs, 12 GiB memory, 120 GiB disk"
     short = [*verdict.refusals, *(line.show() for line in verdict.over), *verdict.notes]

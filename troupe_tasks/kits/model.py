@@ -38,6 +38,8 @@ class DefaultSizes(_Part):
     cpus: int = Field(ge=1, le=256)
     memory_mib: int = Field(ge=256, le=1 << 20)
     storage_mib: int = Field(ge=1024, le=1 << 24)
+    docker_mib: int = Field(default=512, ge=512, le=1 << 24)
+    """A disk for Docker's images and build cache, with the driver that makes one (sbx)."""
 
 
 class EgressHost(_Part):

@@ -16,7 +16,7 @@ from troupe_tasks.kits.model import Kit
 from troupe_tasks.operations import gateway, outfit, room, wiring
 from troupe_tasks.operations.house import House
 from troupe_tasks.operations.selftest import self_test
-from troupe_tasks.record import KeyTier, KitPin, Policy, Record, SelfTest
+from troupe_tasks.record import KeyTier, KitPin, Policy, Record, SelfTest, Sizes
 from troupe_tasks.secret import Secret
 
 Done = Mapping[str, Decided]
@@ -47,7 +47,7 @@ class Wish:
         """Return what makes this the same create as an interrupted one (never a key, nor whether it was forced)."""
         import hashlib
 
-        asked = {key: str(getattr(self.wanted, key)) for key in ("cpus", "memory_mib", "storage_mib")}
+        asked = room.named(self.wanted)
         soul = hashlib.sha256(self.soul.encode()).hexdigest() if self.soul is not None else None
         kit = {
             "kit": self.kit.name,
@@ -71,15 +71,29 @@ class Job:
         return records.load(self.house.paths, self.wish.id)
 
 
+def look(job: Job, done: Done) -> Decided:
+    """Check the sizes before anything is written: what is refused here was never begun."""
+    if "reserve" not in done:
+        _fitting(job)
+    return {}
+
+
+def _fitting(job: Job) -> Sizes:
+    """Return the sizes that it gets. Raises OverBudget, and Refused for what its driver does not make."""
+    wish, house = job.wish, job.house
+    given = room.settled(house, wish.id, wish.wanted)
+    verdict = room.verdict(house, wish.id, given)
+    verdict.raise_refusals()
+    if not wish.over_budget:
+        verdict.raise_over()
+    return given
+
+
 def reserve(job: Job, done: Done) -> Decided:
     """Check the sizes and write the record, which from now on holds the room, in one moment of the machine."""
     wish, house = job.wish, job.house
     with locks.machine(house.paths):
-        given = room.settled(house, wish.id, wish.wanted)
-        verdict = room.verdict(house, wish.id, given)
-        verdict.raise_refusals()
-        if not wish.over_budget:
-            verdict.raise_over()
+        given = _fitting(job)
         driver = house.driver()
         records.save(house.paths, Record(
             id=wish.id, name=wish.name, driver=driver.name,
@@ -145,6 +159,7 @@ def test(job: Job, done: Done) -> Decided:
 
 
 STEPS: tuple[Step[Job], ...] = (
+    Step("look", look, "looking at the machine", only_looks=True),
     Step("reserve", reserve, "reserving room"),
     Step("keys", keep_keys, "settling its keys"),
     Step("image", build_image, "getting the kit's image"),

@@ -214,8 +214,9 @@ def _stranger(driver: str, info: SandboxInfo) -> Agent:
     sizes = None
     if info.sizes is not None:
         sizes = Sizes(
-            cpus=info.sizes.cpus, memory_mib=info.sizes.memory_mib, storage_mib=info.sizes.storage_mib
-        )
+            cpus=info.sizes.cpus, memory_mib=info.sizes.memory_mib, storage_mib=info.sizes.storage_mib,
+            docker_mib=info.sizes.docker_mib,
+        )  # fmt: skip
     return Agent(
         id=None, name=info.name, state="not ours", why=info.state.value, sizes=sizes, driver=driver,
         isolation=info.isolation.value if info.isolation else "",

@@ -237,6 +237,7 @@ class Inspected(BaseModel):
     cpus: int
     memory_mib: int
     storage_mib: int
+    docker_mib: int
     services: tuple[KitService, ...]
     settings: tuple[KitSetting, ...]
     egress: tuple[EgressHost, ...]
@@ -248,7 +249,8 @@ def inspect(house: House, reference: str, *, login: Login, told: Told) -> Inspec
     kit = found.kit
     return Inspected(
         type=kit.name, version=kit.version, digest=found.digest, summary=kit.summary, cpus=kit.sizes.cpus,
-        memory_mib=kit.sizes.memory_mib, storage_mib=kit.sizes.storage_mib, egress=kit.egress,
+        memory_mib=kit.sizes.memory_mib, storage_mib=kit.sizes.storage_mib, docker_mib=kit.sizes.docker_mib,
+        egress=kit.egress,
         services=tuple(
             KitService(
                 name=one.name, line=one.line, required=one.required,

@@ -138,7 +138,7 @@ def resize(
     house: House, agent_id: str, wanted: sizes.Wanted, *, finish: str, over_budget: bool, told: Callable[[str], None]
 ) -> tuple[Record, SelfTest]:  # fmt: skip
     """Move an agent into a new sandbox of other sizes, or go on with it. Raises MoveFailed when it went back."""
-    asked = {key: str(getattr(wanted, key)) for key in ("cpus", "memory_mib", "storage_mib")}
+    asked = room.named(wanted)
     with locks.agent(house.paths, agent_id):  # what it has now is what it moves with
         record = records.load(house.paths, agent_id)
         Journal(house.paths, agent_id).refuse_others("resize")

@@ -24,7 +24,7 @@ def spec(house: House, record: Record, kit: Kit, *, image: Path) -> SandboxSpec:
     given = record.sizes
     return SandboxSpec(
         id=record.sandbox, image=image, egress=house.paths.egress(record.id) / "socket",
-        sizes=Sizes(cpus=given.cpus, memory_mib=given.memory_mib, storage_mib=given.storage_mib),
+        sizes=Sizes(**given.model_dump()),
         env=compose.environment(kit, rehearsal=record.rehearsal),
     )  # fmt: skip
 

@@ -8,10 +8,12 @@ from typing import Final
 
 from troupe_tasks import budget, sizes
 from troupe_tasks import record as records
+from troupe_tasks.errors import UsageError
 from troupe_tasks.host.cpu import usable_threads
 from troupe_tasks.host.disks import device, free_mib
 from troupe_tasks.host.memory import total_mib
 from troupe_tasks.host.processes import resident_mib
+from troupe_tasks.kits.model import DefaultSizes, Kit
 from troupe_tasks.operations.house import House, Unseen
 from troupe_tasks.record import Record, Sizes, agent_of
 from troupe_tasks.sandbox import drivers
@@ -61,7 +63,7 @@ def _running(driver: Sandboxes, info: SandboxInfo, record: Record | None) -> bud
     sizes = info.sizes or (record.sizes if record else None)  # of one whose own file does not read
     if info.id is not None and info.sizes is not None:
         used_mib = driver.disk_used_mib(info.id, may_ask=False)
-        growth = max(0, info.sizes.storage_mib - used_mib) + drivers.disk_beside_mib(driver.name)
+        growth = max(0, info.sizes.disk_mib - used_mib)
     return budget.Running(
         id=info.id, name=record.name if record else info.name, driver=driver.name,
         up=wanted or info.state is State.RUNNING, cpus=sizes.cpus if sizes else None,
@@ -76,7 +78,7 @@ def _reserved(record: Record) -> budget.Running:
     return budget.Running(
         id=record.id, name=record.name, driver=record.driver,
         up=record.wanted == "up" or record.moving_to is not None, cpus=kept.cpus, memory_mib=kept.memory_mib,
-        disk_growth_mib=kept.storage_mib + drivers.disk_beside_mib(record.driver),
+        disk_growth_mib=kept.disk_mib,
     )  # fmt: skip
 
 
@@ -92,7 +94,7 @@ def _on_its_disk(house: House, driver: str, found: Iterable[budget.Running]) -> 
 def _need(driver: str, wanted: Sizes, *, grown_mib: int = 0) -> budget.Need:
     return budget.Need(
         driver=driver, cpus=wanted.cpus, memory_mib=wanted.memory_mib,
-        disk_growth_mib=max(0, wanted.storage_mib - grown_mib) + drivers.disk_beside_mib(driver),
+        disk_growth_mib=max(0, wanted.disk_mib - grown_mib),
     )  # fmt: skip
 
 
@@ -102,18 +104,47 @@ def _driver(house: House, agent_id: str) -> str:
     return house.chosen if record is None else record.driver
 
 
-def settled(house: House, agent_id: str, wanted: sizes.Wanted) -> Sizes:
-    """Return wanted with each `max` turned into what the machine can give."""
-    if sizes.Max.MAX in (wanted.cpus, wanted.memory_mib, wanted.storage_mib):
-        driver = _driver(house, agent_id)
-        beside = _on_its_disk(house, driver, others(house, agent_id))
-        most = budget.room(host(house, driver), driver=driver, others=beside)
-        if most.disk_mib is not None:
-            most = replace(most, disk_mib=max(0, most.disk_mib - drivers.disk_beside_mib(driver)))
-    else:
-        most = sizes.Room(None, None, None)
-    found = sizes.settle(wanted, room=most)
-    return Sizes(cpus=found.cpus, memory_mib=found.memory_mib, storage_mib=found.storage_mib)
+def wanted(
+    driver: str, kit: Kit, before: Sizes | DefaultSizes, typed: Mapping[str, sizes.Amount]
+) -> sizes.Wanted:
+    """Return what is asked for: what was typed, else as before. Raises UsageError for a disk that the driver lacks."""
+    docker = drivers.has_docker_disk(driver)
+    if "docker_mib" in typed and not docker:
+        raise UsageError(
+            "there is no disk for Docker", cause=f"the driver {driver} makes one disk for all that an agent has",
+            hint="Leave --docker out, and give --storage.",
+        )  # fmt: skip
+    asked: dict[str, sizes.Amount] = {**before.model_dump(), **({} if docker else {"docker_mib": 0}), **typed}
+    return sizes.Wanted(**asked, ratio=(kit.sizes.storage_mib, kit.sizes.docker_mib))
+
+
+def named(asked: sizes.Wanted) -> dict[str, str]:
+    """Return what was asked for as the receipts of an operation tell it."""
+    names = ("cpus", "memory_mib", "storage_mib", *(("docker_mib",) if asked.docker_mib else ()))
+    return {name: str(getattr(asked, name)) for name in names}
+
+
+def settled(house: House, agent_id: str, asked: sizes.Wanted) -> Sizes:
+    """Return what was asked for, each `max` a number. Raises Refused for sizes that its driver does not make."""
+    driver = _driver(house, agent_id)
+    most = sizes.Room(None, None, None)
+    if sizes.Max.MAX in (asked.cpus, asked.memory_mib, asked.storage_mib, asked.docker_mib):
+        most = _most(house, agent_id, driver)
+    found = sizes.settle(asked, room=most)
+    drivers.refuse_sizes(driver, memory_mib=found.memory_mib, docker_mib=found.docker_mib)
+    return Sizes(
+        cpus=found.cpus, memory_mib=found.memory_mib, storage_mib=found.storage_mib, docker_mib=found.docker_mib
+    )  # fmt: skip
+
+
+def _most(house: House, agent_id: str, driver: str) -> sizes.Room:
+    """Return the most that this machine, and the agent's driver, can give it."""
+    there = host(house, driver)
+    most = budget.room(there, driver=driver, others=_on_its_disk(house, driver, others(house, agent_id)))
+    if most.memory_mib is None or there.memory_mib is None:
+        return most
+    given = drivers.most_memory_mib(driver, there.memory_mib)
+    return replace(most, memory_mib=min(most.memory_mib, given))
 
 
 def verdict(

@@ -77,11 +77,24 @@ def disks(name: str, paths: Paths) -> Path:
     return environment.disks() if name == "sbx" else paths.sandboxes
 
 
-def disk_beside_mib(name: str) -> int:
-    """Return what each sandbox of a driver may take of the disk beside the size that was asked for."""
+def has_docker_disk(name: str) -> bool:
+    """Tell whether a driver's sandboxes have a second disk, for Docker."""
+    return name == "sbx"
+
+
+def most_memory_mib(name: str, total_mib: int) -> int:
+    """Return the most memory that a driver gives one sandbox on a machine."""
     from troupe_tasks.sandbox.sbx import environment
 
-    return environment.DOCKER_MIB if name == "sbx" else 0
+    return environment.most_memory_mib(total_mib) if name == "sbx" else total_mib
+
+
+def refuse_sizes(name: str, *, memory_mib: int, docker_mib: int) -> None:
+    """Raise Refused for sizes that a driver makes no sandbox of, before anything is done."""
+    if name == "sbx":
+        from troupe_tasks.sandbox.sbx import environment
+
+        environment.refuse(memory_mib=memory_mib, docker_mib=docker_mib)
 
 
 def hand_over(name: str, registry: str, user: str, token: Secret) -> None:

@@ -50,13 +50,19 @@ class State(Enum):
 
 
 class Sizes(_Frozen):
-    """What a sandbox is given, at creation, for life."""
+    """What a sandbox is given, at creation, for life; docker_mib is a disk of Docker's own, where there is one."""
 
     cpus: int = Field(ge=1, le=1024)
     memory_mib: int = Field(ge=64, le=1 << 24)
     storage_mib: int = Field(ge=16, le=1 << 28)
+    docker_mib: int = Field(default=0, ge=0, le=1 << 28)
     processes: int = Field(default=512, ge=8, le=1 << 20)
     open_files: int = Field(default=4096, ge=64, le=1 << 20)
+
+    @property
+    def disk_mib(self) -> int:
+        """Return both disks."""
+        return self.storage_mib + self.docker_mib
 
 
 class SandboxSpec(_Frozen):

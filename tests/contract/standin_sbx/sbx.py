@@ -266,6 +266,8 @@ def _make(place: Place, wanted: dict[str, Any]) -> None:
     memory = schema.mib(options["memory"])
     if memory < 512:
         fail("memory must be at least 512m")
+    if memory > (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20) * 3 // 4:
+        fail("memory must be at most 75% of the host's")
     root, docker = (os.environ.get(f"DOCKER_SANDBOXES_{part}_SIZE", "20g") for part in ("ROOT", "DOCKER"))
     if schema.mib(docker) < 512:
         fail("Docker disk must be at least 512m")

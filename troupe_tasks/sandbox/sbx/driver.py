@@ -55,7 +55,13 @@ _REAP_S = 20.0
 _SKEW_S = 120.0
 _STATES = {"running": State.RUNNING, "stopped": State.STOPPED}
 _NOW = "import time; print(int(time.time()))"
-_USED = "import os; s = os.statvfs('/state'); print((s.f_blocks - s.f_bfree) * s.f_frsize >> 20)"
+# Of both disks, where Docker's is one of its own.
+_USED = """\
+import os
+places = [place for place in ("/state", "/var/lib/docker") if os.path.exists(place)]
+disks = {os.stat(place).st_dev: os.statvfs(place) for place in places}
+print(sum((disk.f_blocks - disk.f_bfree) * disk.f_frsize for disk in disks.values()) >> 20)
+"""
 
 
 class Sbx(Commands):
@@ -105,7 +111,7 @@ class Sbx(Commands):
 
     def create(self, spec: SandboxSpec) -> str:
         """Make the sandbox by its environment file; sbx leaves it running."""
-        environment.check(spec)
+        environment.refuse(memory_mib=spec.sizes.memory_mib, docker_mib=spec.sizes.docker_mib)
         saved = keeping.begin(self._paths, spec)
         if saved.identity is not None:
             self._checked(saved)
@@ -208,7 +214,7 @@ class Sbx(Commands):
         said = done.stdout.strip()
         if done.status != 0 or not said.isdigit():
             return keeping.used_mib(self._paths, sandbox_id)
-        used = min(int(said), saved.spec.sizes.storage_mib)  # a sandbox's own word
+        used = min(int(said), saved.spec.sizes.disk_mib)  # a sandbox's own word
         keeping.keep_used(self._paths, sandbox_id, used)
         return used
 

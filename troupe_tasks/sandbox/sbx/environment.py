@@ -14,11 +14,12 @@ from typing import Any
 
 from troupe_tasks import durable
 from troupe_tasks.errors import Refused
+from troupe_tasks.host import memory
 from troupe_tasks.sandbox.protocol import SandboxSpec, Sizes
+from troupe_tasks.sizes import show_mib
 
 LEAST_MEMORY_MIB = 512
-# Nothing in a kit runs Docker; sbx makes this disk all the same, and takes no smaller one.
-DOCKER_MIB = 512
+LEAST_DOCKER_MIB = 512  # sbx makes this disk in any case
 _INSTALL = (
     "mkdir -p /state /workspace /run/troupe/egress /run/troupe/guest && "
     "for folder in /state /workspace; do "
@@ -32,12 +33,28 @@ def disks(env: Mapping[str, str] = os.environ) -> Path:
     return Path(state if state.startswith("/") else f"{env.get('HOME', '/')}/.local/state", "sandboxes")
 
 
-def check(spec: SandboxSpec) -> None:
+def most_memory_mib(total_mib: int) -> int:
+    """Return the most memory that sbx gives one sandbox: three quarters of the machine's."""
+    return max(LEAST_MEMORY_MIB, total_mib * 3 // 4)
+
+
+def refuse(*, memory_mib: int, docker_mib: int) -> None:
     """Refuse sizes that sbx does not make."""
-    if spec.sizes.memory_mib < LEAST_MEMORY_MIB:
+    total = memory.total_mib()
+    if memory_mib < LEAST_MEMORY_MIB:
         raise Refused(
             f"sbx makes no sandbox with less than {LEAST_MEMORY_MIB} MiB of memory",
             hint=f"Ask for {LEAST_MEMORY_MIB} MiB or more (--memory).",
+        )
+    if total is not None and memory_mib > (most := most_memory_mib(total)):
+        raise Refused(
+            f"sbx gives no sandbox more than three quarters of the machine's memory, {show_mib(most)}",
+            hint="Ask for less (--memory).",
+        )
+    if docker_mib < LEAST_DOCKER_MIB:
+        raise Refused(
+            f"sbx makes no Docker disk of less than {LEAST_DOCKER_MIB} MiB",
+            hint=f"Ask for {LEAST_DOCKER_MIB}MiB or more (--docker).",
         )
 
 
@@ -57,7 +74,7 @@ def storage(sizes: Sizes) -> dict[str, str]:
     """Return the variables by which the creating command is told the disks' sizes: there is no flag for them."""
     return {
         "DOCKER_SANDBOXES_ROOT_SIZE": f"{sizes.storage_mib}m",
-        "DOCKER_SANDBOXES_DOCKER_SIZE": f"{DOCKER_MIB}m",
+        "DOCKER_SANDBOXES_DOCKER_SIZE": f"{sizes.docker_mib}m",
     }
 
 

@@ -27,7 +27,7 @@ _LISTINGS = {
     "value": ("settings", "get", "kit.allowedSources", "--json"),
 }
 _FOUND_BY = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR",
-             "DBUS_SESSION_BUS_ADDRESS")  # fmt: skip
+             "SANDBOXES_STORAGE_ROOT", "DBUS_SESSION_BUS_ADDRESS")  # fmt: skip
 _PATIENCE = 5
 
 
@@ -67,12 +67,21 @@ class Sbx:
 
     def call(self, words: Sequence[str]) -> bytes:
         """Run one command to its end, which has to be good."""
-        argv = [str(self.program), *words]
-        done = subprocess.run(
-            argv, env=self._env, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False
-        )
+        done = self._run(words)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         return done.stdout
+
+    def have_policy(self) -> None:
+        """Set what troupe would set, where there is no policy: without one sbx does not even list its rules."""
+        done = self._run(_LISTINGS["rules"])
+        if done.returncode != 0 and b"has not been initialized" in done.stdout + done.stderr:
+            self.call(["policy", "init", "balanced"])
+
+    def _run(self, words: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [str(self.program), *words], env=self._env, stdin=subprocess.DEVNULL, capture_output=True, timeout=120,
+            check=False,
+        )  # fmt: skip
 
     def holds(self) -> dict[str, list[str]]:
         """Return everything of sbx that a test could leave behind, each entry as text that stays the same."""
@@ -85,7 +94,8 @@ class Sbx:
 
     @contextmanager
     def left_as_it_was(self) -> Iterator[None]:
-        """Prove that whatever happens within leaves nothing in sbx."""
+        """Prove that whatever happens within leaves nothing in sbx but a policy, where there was none."""
+        self.have_policy()
         before = self.holds()
         yield
         self.put_back(before)

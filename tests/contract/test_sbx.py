@@ -25,7 +25,7 @@ from troupe_tasks.errors import (
 )  # fmt: skip
 from troupe_tasks.host import kvm, kvm_probe
 from troupe_tasks.sandbox.protocol import Isolation, State
-from troupe_tasks.sandbox.sbx import calls, driver, host, making, saved, template
+from troupe_tasks.sandbox.sbx import answers, calls, driver, host, making, saved, template, walls
 from troupe_tasks.secret import Secret
 
 
@@ -35,6 +35,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "ASK_S", 1.0)
     for name in ("_START_S", "_STOP_S", "_REAP_S"):
         monkeypatch.setattr(driver, name, 1.0)
+
+
+def listed(dock: Docker) -> answers.Listed:
+    found = making.listed(named(dock))
+    assert found is not None
+    return found
 
 
 def test_an_exec_that_is_stuck_is_ended_at_its_deadline(
@@ -60,7 +66,42 @@ def test_a_daemon_that_hangs_costs_a_deadline_and_is_said(dock: Docker, impatien
 def test_a_stop_that_hangs_ends_at_its_deadline(dock: Docker, impatient: None) -> None:
     with dock.ill(hang=["stop"]), pytest.raises(DaemonFailed, match="`sbx stop` did not answer"):
         dock.driver.stop(ONE, deadline_s=0.1)
-    assert dock.driver.list().find(ONE) is not None
+    info = dock.driver.list().find(ONE)
+    assert info is not None
+    assert (info.state, info.takes_room) == (State.STOPPED, True)  # of no use, and the machine runs
+    calls.do(["stop", named(dock)], deadline_s=60)
+    info = dock.driver.list().find(ONE)
+    assert info is not None
+    assert not info.takes_room
+
+
+def test_a_word_that_is_not_known_keeps_nobody_from_starting_it(dock: Docker) -> None:
+    place = standin.Place(dock.standin)
+    mine = place.find(named(dock))
+    place.keep({**mine, "stuck": "hibernating"})
+    try:
+        info = dock.driver.list().find(ONE)
+        assert info is not None
+        assert info.state is State.STOPPED
+        dock.driver.start(ONE)
+        assert dock.driver.run(ONE, ["cat", "/state/word"], deadline_s=30).stdout == b"kept\n"
+    finally:
+        place.keep(mine)
+
+
+def test_sbx_failing_in_the_middle_of_a_command_is_no_end_of_the_command(dock: Docker) -> None:
+    assert word(dock) == b"kept\n"
+    fails = ["sh", "-c", "echo 'ERROR: the sandbox has stopped' >&2; exit 1"]
+    assert dock.driver.run(ONE, fails, deadline_s=30).status == 1
+    place = standin.Place(dock.standin)
+    mine = place.find(named(dock))
+    place.keep({**mine, "stuck": "stopped"})
+    try:
+        with pytest.raises(SandboxFailed) as told:
+            dock.driver.run(ONE, fails, deadline_s=30)
+        assert "the sandbox has stopped" in told.value.cause
+    finally:
+        place.keep(mine)
 
 
 def test_what_is_recorded_but_not_listed_is_missing_and_never_taken_for_removed(dock: Docker) -> None:
@@ -132,9 +173,9 @@ def test_a_sign_in_that_ends_is_told_whichever_command_meets_it(dock: Docker, wo
         "template ls": [lambda: template.ensure(dock.paths, dock.image)],
         "policy ls": [host.ensure_policy],
         "settings get": [lambda: host.admit("registry.example.com")],
-        "policy deny network": [lambda: making.prove_walls(named(dock))],
-        "policy check network": [lambda: making.prove_walls(named(dock))],
-        "inspect": [lambda: making.prove_walls(named(dock))],
+        "policy deny network": [lambda: walls.prove(listed(dock))],
+        "policy check network": [lambda: walls.prove(listed(dock))],
+        "inspect": [lambda: walls.prove(listed(dock))],
         "env create": [lambda: dock.driver.create(dock.spec("unmade"))],
         "rm": [lambda: dock.driver.remove("unmade")],
     }  # fmt: skip
@@ -225,7 +266,7 @@ def test_a_create_that_was_killed_half_way_goes_on_or_says_that_sbx_forgot(dock:
         dock.driver.remove("half")
     info = dock.driver.list().find("half")
     assert info is not None
-    assert info.state is State.BROKEN
+    assert info.state is State.STOPPED  # sbx's word for it is not known, and only a start could tell
     dock.driver.remove("half")
     assert dock.driver.list().find("half") is None
 
@@ -243,6 +284,27 @@ def test_a_sandbox_whose_walls_are_not_proved_is_not_kept(dock: Docker) -> None:
     assert [name for name in docker_has(dock) if "open" in name] == []
 
 
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"policy_unheeded": True}, "stays open .*github.com"),
+        ({"governed": True}, "an organization's policy"),
+    ],
+)
+def test_a_denial_that_is_not_heeded_shows_where_the_policy_allows_something(
+    dock: Docker, how: dict[str, object], says: str
+) -> None:
+    with dock.ill(**how), pytest.raises(SandboxFailed, match=says):
+        walls.prove(listed(dock))
+
+
+def test_a_folder_of_the_hosts_in_the_listing_is_refused(dock: Docker) -> None:
+    one = listed(dock)
+    walls.prove(one.model_copy(update={"workspaces": ["/workspace/of/the/image"]}))
+    with pytest.raises(SandboxFailed, match=r"a folder of the host .*/usr"):
+        walls.prove(one.model_copy(update={"workspaces": ["/usr"]}))
+
+
 _MOUNT = {"host_path": "/home/me", "container_target": "/home/me", "read_only": False}
 
 
@@ -258,6 +320,7 @@ _MOUNT = {"host_path": "/home/me", "container_target": "/home/me", "read_only": 
         ({"mounts": {"host_path": "/home/me"}}, "a part of the host .*/home/me"),
         ({"mounts": [], "runtime_mounts": [_MOUNT]}, "a part of the host .*/home/me"),
         ({"ports": ["127.0.0.1:44624->8080/tcp"]}, "a port of the host .*44624"),
+        ({"workspace": "/usr"}, "a folder of the host .*/usr"),
         ({"mcp_gateway": True}, "its MCP gateway, which leads past the broker"),
     ],
 )  # fmt: skip
@@ -265,14 +328,14 @@ def test_what_of_the_host_sbx_gives_a_sandbox_is_refused(
     dock: Docker, has: dict[str, object], says: str
 ) -> None:
     with dock.ill(inspect=has), pytest.raises(SandboxFailed, match=says) as told:
-        making.prove_walls(named(dock))
-    assert "~/.sbxenv.yaml" in told.value.hint
+        walls.prove(listed(dock))
+    assert "settings list" in told.value.hint
 
 
 @pytest.mark.parametrize("has", [{"mcp_gateway": None}, {"mcp_gateway": "no"}])
 def test_an_inspection_that_does_not_tell_all_proves_nothing(dock: Docker, has: dict[str, object]) -> None:
     with dock.ill(inspect=has), pytest.raises(DaemonFailed, match="another form"):
-        making.prove_walls(named(dock))
+        walls.prove(listed(dock))
 
 
 @pytest.mark.parametrize(
@@ -284,7 +347,7 @@ def test_an_inspection_that_does_not_tell_all_proves_nothing(dock: Docker, has: 
 )  # fmt: skip
 def test_no_mount_may_be_told_in_any_way(dock: Docker, has: dict[str, object]) -> None:
     with dock.ill(inspect=has):
-        making.prove_walls(named(dock))
+        walls.prove(listed(dock))
 
 
 @pytest.mark.parametrize("how", [{"says": {"rm": "500 Internal Server Error: no"}}, {"hang": ["rm"]}])

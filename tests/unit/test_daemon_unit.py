@@ -17,6 +17,7 @@ from troupe_tasks.doctor import docker
 from troupe_tasks.doctor.finding import Level
 from troupe_tasks.doctor.machine import Machine
 from troupe_tasks.errors import DaemonFailed, NotReady, Refused, ToolTimeout
+from troupe_tasks.host import processes
 from troupe_tasks.operations import daemon as operation
 from troupe_tasks.paths import Paths
 from troupe_tasks.process import Done
@@ -230,6 +231,21 @@ def test_a_daemon_outside_the_unit_is_refused_and_nothing_done(installing: Stage
     with pytest.raises(Refused, match="outside its unit") as refused:
         settled(installing)
     assert "sbx daemon stop" in refused.value.hint
+    assert not {"root", "policy"} & set(installing.asked)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_where_sbx_does_not_say_whether_one_runs_the_machines_processes_do(
+    installing: Stage, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    installing.answers = "hangs"
+    monkeypatch.setattr(processes, "resident_mib", lambda *_words: 80 if there else 0)
+    if not there:
+        settled(installing)
+        assert "root" in installing.asked
+        return
+    with pytest.raises(Refused, match="outside its unit"):
+        settled(installing)
     assert not {"root", "policy"} & set(installing.asked)
 
 

@@ -38,6 +38,13 @@ def test_a_template_is_taken_away_again_and_what_was_there_stays(sbx: Sbx) -> No
     assert sbx.holds()["images"] == ["docker.io/one:1"]
 
 
+def test_a_machine_without_a_policy_gets_the_one_that_troupe_sets(sbx: Sbx) -> None:
+    place(sbx).put("policy", {})
+    with sbx.left_as_it_was():
+        assert place(sbx).get("policy", {}) == {"default": "balanced"}
+    assert place(sbx).get("policy", {}) == {"default": "balanced"}
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

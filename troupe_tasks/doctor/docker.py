@@ -43,6 +43,11 @@ def sign_in(machine: Machine) -> Finding:
         return _finding(
             machine, name, f"its store is damaged: {line(found.why, 200)}", f"{todo} writes it anew."
         )
+    if found.standing is Standing.KEYRING and machine.has("/run/systemd/system"):
+        return _finding(
+            machine, name, "if anywhere it is in your keyring, which no gateway's unit can open",
+            f"{todo} in a session without a keyring (over ssh).",
+        )  # fmt: skip
     if found.standing is Standing.KEYRING:
         return Finding(
             kind=Kind.SOFTWARE, requirement=name, verdict=Level.NOTE,

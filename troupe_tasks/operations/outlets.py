@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -35,7 +36,11 @@ def log(house: House, name: str) -> Path:
 def places(house: House) -> dict[str, str]:
     """Return the variables by which a service finds the same code and folders as the command that started it."""
     paths = house.paths
+    # sbx finds its daemon and its disks by these as well.
+    kept = {
+        name: os.environ[name] for name in ("XDG_CACHE_HOME", "SANDBOXES_STORAGE_ROOT") if name in os.environ
+    }
     return {
-        "XDG_DATA_HOME": str(paths.data.parent), "XDG_CONFIG_HOME": str(paths.config.parent),
+        **kept, "XDG_DATA_HOME": str(paths.data.parent), "XDG_CONFIG_HOME": str(paths.config.parent),
         "XDG_STATE_HOME": str(paths.state.parent), "PYTHONPATH": str(resources.import_root()),
     }  # fmt: skip

@@ -66,7 +66,7 @@ def _running(driver: Sandboxes, info: SandboxInfo, record: Record | None) -> bud
         growth = max(0, info.sizes.disk_mib - used_mib)
     return budget.Running(
         id=info.id, name=record.name if record else info.name, driver=driver.name,
-        up=wanted or info.state is State.RUNNING, cpus=sizes.cpus if sizes else None,
+        up=wanted or info.state is State.RUNNING or info.takes_room, cpus=sizes.cpus if sizes else None,
         memory_mib=sizes.memory_mib if sizes else None,
         disk_growth_mib=growth,
     )  # fmt: skip

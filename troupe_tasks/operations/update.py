@@ -18,7 +18,7 @@ from troupe_tasks.stamp import Stamp
 _INSTALL_S = 1800
 # The installer runs as if the person had started it: with their programs, their folders, their package index.
 _KEPT = (
-    "PATH", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME",
+    "PATH", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "SANDBOXES_STORAGE_ROOT",
     "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS",  # a keyring, where sbx may keep its sign-in
 )  # fmt: skip
 

@@ -85,6 +85,8 @@ class SandboxInfo(_Frozen):
     sizes: Sizes | None
     isolation: Isolation | None
     started_at: datetime | None
+    takes_room: bool = False
+    """Whether its runtime runs it all the same, where its state tells of what it is good for."""
 
 
 class Listing(_Frozen):

@@ -15,6 +15,7 @@ from typing import Final
 
 from troupe_tasks import resources
 from troupe_tasks.errors import TroupeError
+from troupe_tasks.host import processes
 from troupe_tasks.process import Done
 from troupe_tasks.sandbox.sbx import answers
 from troupe_tasks.services.units import quoted
@@ -23,7 +24,7 @@ UNIT: Final = "sbx-daemon.service"
 FOLDER: Final = Path("/etc/systemd/system")
 _ASKED = ("ActiveState", "UnitFileState", "StateChangeTimestamp", "Result", "MainPID")
 # Where sbx keeps its things: its program and its daemon must look in the same places.
-_PLACES = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
+_PLACES = ("SANDBOXES_STORAGE_ROOT", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
 _USER = re.compile(r"^User=(.*)$", re.MULTILINE)
 _PLACE = re.compile(rf'^Environment="(?:{"|".join(_PLACES)})=.*"$', re.MULTILINE)
 _DROP_IN: Final = FOLDER / f"{UNIT}.d" / "troupe.conf"
@@ -61,6 +62,7 @@ class Standing:
 
     elsewhere: this session names other places than the unit has, so the daemon that it asks may be another.
     starting: systemd is bringing it up, and has a process of it. What answers then is that one.
+    silent: sbx does not say whether a daemon runs, and one does.
     """
 
     current: bool
@@ -71,6 +73,7 @@ class Standing:
     enabled: bool
     failed: str
     answers: bool
+    silent: bool
 
     @property
     def in_place(self) -> bool:
@@ -85,15 +88,29 @@ class Standing:
     @property
     def outside(self) -> bool:
         """Tell whether a daemon runs that the unit did not start."""
-        return self.answers and not (self.active or self.starting)
+        return (self.answers or self.silent) and not (self.active or self.starting)
 
 
-def standing(sbx: Path, user: str, *, run: Run, text: Text, env: Mapping[str, str] = os.environ) -> Standing:
-    """Return how the unit stands; run runs a program, text reads a small file of the machine's."""
+def _runs() -> bool:
+    """Tell whether a sandbox daemon is among this machine's processes."""
+    return processes.resident_mib("sbx", "daemon", "start") > 0
+
+
+def standing(
+    sbx: Path,
+    user: str,
+    *,
+    run: Run,
+    text: Text,
+    runs: Callable[[], bool] = _runs,
+    env: Mapping[str, str] = os.environ,
+) -> Standing:
+    """Return how the unit stands; run runs a program, text reads a small file, runs looks at the processes."""
     wanted = contents(sbx, user, text=text, env=env)
     shown = run(["systemctl", "show", f"--property={','.join(_ASKED)}", "--", UNIT])
     facts = dict(row.partition("=")[::2] for row in shown.stdout.decode(errors="replace").splitlines())
     owner = _USER.search(text(str(_DROP_IN)))
+    said = _answers(sbx, run)
     failed = f"since {facts.get('StateChangeTimestamp', '')}: {facts.get('Result', '')}"
     return Standing(
         current=all(text(str(path)) == data for path, data in wanted.items()),
@@ -104,13 +121,15 @@ def standing(sbx: Path, user: str, *, run: Run, text: Text, env: Mapping[str, st
         starting=facts.get("ActiveState") == "activating" and facts.get("MainPID", "0") != "0",
         enabled=facts.get("UnitFileState") == "enabled",
         failed=failed if facts.get("ActiveState") == "failed" else "",
-        answers=_answers(sbx, run),
+        answers=said is True,
+        silent=said is None and runs(),
     )
 
 
-def _answers(sbx: Path, run: Run) -> bool:
+def _answers(sbx: Path, run: Run) -> bool | None:
+    """Return whether a daemon answers, or None where sbx does not say so in time, or not so that it reads."""
     try:
         done = run([str(sbx), "daemon", "status", "--json"])
         return answers.decode(answers.Status, done.stdout, command="sbx daemon status").status == "running"
     except TroupeError:
-        return False
+        return None

@@ -141,7 +141,7 @@ def inspect(place: Place, asked: words.Asked) -> None:
     one = place.find(asked.words[0])
     place.show({
         "name": one["name"], "agent": "shell", "kits": ["troupe-agent"], "state": place.status(one, place.running()),
-        "ports": [], "mcp_gateway": False, "sessions": 0, **place.ill.get("inspect", {}),
+        "workspace": "/workspace", "ports": [], "mcp_gateway": False, "sessions": 0, **place.ill.get("inspect", {}),
     })  # fmt: skip
 
 
@@ -302,6 +302,27 @@ def _make(place: Place, wanted: dict[str, Any]) -> None:
     place.keep(one)
 
 
+# Some of the some two hundred rules of each.
+PRESETS: dict[str, list[dict[str, Any]]] = {
+    "deny-all": [],
+    "allow-all": [{"decision": "allow", "sandbox": None, "resources": ["**"]}],
+    "balanced": [
+        {"decision": "allow", "sandbox": None, "resources": ["github.com:443", "*.npmjs.org"]},
+        {"decision": "allow", "sandbox": None, "resources": ["**.docker.io"]},
+    ],
+}
+
+
+def _covers(text: str, host: str) -> bool:
+    """Tell whether a rule's pattern is of a host: **, *.d for one label before d, **.d for any, or the host."""
+    text = text.partition(":")[0]
+    if text.startswith("**."):
+        return host.endswith(text[2:])
+    if text.startswith("*."):
+        return host.partition(".")[2] == text[2:]
+    return text in {"**", host}
+
+
 def policy(place: Place, asked: words.Asked) -> None:
     held = place.get("policy", {})
     if asked.command == "policy init":
@@ -315,22 +336,28 @@ def policy(place: Place, asked: words.Asked) -> None:
         fail("412 Precondition Failed: global network policy has not been initialized")
     rules = held.get("rules", [])
     if asked.command == "policy ls":
-        place.show({"rules": [{"id": str(at), **rule} for at, rule in enumerate(rules)]})
+        shown = [*PRESETS[held["default"]], *rules]
+        place.show({"rules": [{"id": str(at), "status": "active", **rule} for at, rule in enumerate(shown)]})
     elif asked.command == "policy check network":
-        name = asked.flags.get("--sandbox")
-        denied = [
-            rule
-            for rule in rules
-            if rule["sandbox"] in {None, name} and rule["resources"] in ("**", asked.words[0])
-        ]
-        allowed = (not denied and held["default"] == "allow-all") or bool(place.ill.get("policy_open"))
-        place.show({"allowed": allowed, "target": asked.words[0]})
+        host, name = asked.words[0], asked.flags.get("--sandbox")
+        ours = [rule for rule in rules if rule["sandbox"] in {None, name}]
+        if place.ill.get("policy_unheeded"):  # as under an organization's
+            ours = []
+        decided = {
+            rule["decision"]
+            for rule in [*PRESETS[held["default"]], *ours]
+            if any(_covers(text, host) for text in rule["resources"])
+        }
+        allowed = decided == {"allow"} or bool(place.ill.get("policy_open"))  # a denial always wins
+        place.show({
+            "allowed": allowed, "target": host, "governance": {"active": bool(place.ill.get("governed"))},
+        })  # fmt: skip
         sys.exit(0 if allowed else 1)
     else:
         rule = {
             "decision": asked.command.split()[1],
             "sandbox": asked.flags.get("--sandbox"),
-            "resources": asked.words[0],
+            "resources": asked.words[0].split(","),
         }
         if asked.words[0] == "*":
             fail("bare * is not allowed")
@@ -362,6 +389,11 @@ def template(place: Place, asked: words.Asked) -> None:
         for layer in manifest["Layers"]:
             with tarfile.open(fileobj=archive.extractfile(layer)) as files:
                 files.extractall(root, filter="fully_trusted", numeric_owner=True)  # noqa: S202 - the test's own
+        home = root / "home/agent"
+        if not home.is_dir() or home.stat().st_uid != 1000:
+            fail("the image has no /home/agent of the user agent")
+        if not json.load(archive.extractfile(manifest["Config"]))["config"].get("Cmd"):  # type: ignore[arg-type]
+            fail("the image has nothing to run")
     place.put("templates", {**known, **dict.fromkeys(manifest["RepoTags"], str(root))})
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 from json import JSONDecoder
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from troupe_tasks.errors import DaemonFailed
 from troupe_tasks.sandbox.sbx import restart
@@ -35,6 +35,7 @@ class Listed(_Answer):
     name: Name
     id: Name
     status: Name
+    workspaces: JsonValue = None
 
 
 class Sandboxes(_Answer):

@@ -29,7 +29,8 @@ LEAST = (0, 48)
 # What sbx finds its state, its keyring and the network by; SSH_AUTH_SOCK is not among them: it would be forwarded.
 _KEPT = (
     "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR",
-    "DBUS_SESSION_BUS_ADDRESS", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+    "SANDBOXES_STORAGE_ROOT", "DBUS_SESSION_BUS_ADDRESS",
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
 )  # fmt: skip
 _VERSION = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})")
 

@@ -55,6 +55,7 @@ _REAP_S = 20.0
 _SKEW_S = 120.0
 _STATES = {"running": State.RUNNING, "stopped": State.STOPPED}
 _NOW = "import time; print(int(time.time()))"
+_FAILED = b"ERROR: "  # how every failure of sbx's own begins
 # Of both disks, where Docker's is one of its own.
 _USED = """\
 import os
@@ -219,18 +220,22 @@ class Sbx(Commands):
         return used
 
     def _info(self, saved: Saved, one: answers.Listed | None) -> SandboxInfo:
-        """Return how a sandbox stands; one without its way out is as good as stopped, and `start` mends it."""
+        """Return how a sandbox stands; one without its way out is as good as stopped, and `start` mends it.
+
+        So is one of which sbx says a word that is not known: whether it is of any use only a start can show.
+        """
         if one is None:
             state = State.MISSING
         elif saved.identity is None or one.id != saved.identity:
             state = State.BROKEN
         else:
-            state = _STATES.get(one.status, State.BROKEN)
+            state = _STATES.get(one.status, State.STOPPED)
         if state is State.RUNNING and way_out.pid(self._paths, saved.spec.id) is None:
             state = State.STOPPED
         return SandboxInfo(
             name=saved.name, id=saved.spec.id, identity=one.id if one else saved.identity or "", state=state,
             sizes=saved.spec.sizes, isolation=Isolation.KVM, started_at=None,
+            takes_room=one is not None and _STATES.get(one.status) is State.RUNNING,
         )  # fmt: skip
 
     def _works(self, sandbox_id: str) -> bool:
@@ -299,7 +304,14 @@ class Sbx(Commands):
             raise self._never_began(saved, pumped.stderr)
         if pumped.status >= 128 and way_out.pid(self._paths, sandbox_id) is None:
             raise not_running(sandbox_id)
+        if pumped.status == 1 and _FAILED in parts[1]:  # a command's own end, or sbx's in the middle of it
+            self._refuse_ended(saved, parts[1])
         return Pumped(**{**pumped.__dict__, "stderr": parts[1]})
+
+    def _refuse_ended(self, saved: Saved, said: bytes) -> None:
+        """Raise what sbx ran into, if the sandbox does not run any more."""
+        if _STATES.get(self._checked(saved).status) is not State.RUNNING:
+            raise trouble.told(said, doing=f"a command in {saved.spec.id}")
 
     def _never_began(self, saved: Saved, said: bytes) -> TroupeError:
         """Return why a command did not begin: its sandbox is another, does not run, or sbx failed."""

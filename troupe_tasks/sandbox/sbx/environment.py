@@ -29,6 +29,9 @@ _INSTALL = (
 
 def disks(env: Mapping[str, str] = os.environ) -> Path:
     """Return the folder in which sbx keeps its sandboxes' disks."""
+    moved = env.get("SANDBOXES_STORAGE_ROOT", "")
+    if moved.startswith("/"):
+        return Path(moved)
     state = env.get("XDG_STATE_HOME", "")
     return Path(state if state.startswith("/") else f"{env.get('HOME', '/')}/.local/state", "sandboxes")
 

@@ -48,7 +48,7 @@ def ensure_policy() -> None:
     said = done.stderr + b"\n" + done.stdout
     if done.status == 0:
         return
-    if b"policy has not been initialized" not in said.lower():
+    if b"policy has not been initialized" not in b" ".join(said.lower().split()):
         raise trouble.told(said, doing="`sbx policy ls`")
     calls.do(["policy", "init", "balanced"])
 

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, JsonValue
-
 from troupe_tasks import config
-from troupe_tasks.errors import AlreadyExists, DaemonFailed, SandboxFailed, SandboxGone, TroupeError
+from troupe_tasks.errors import AlreadyExists, DaemonFailed, SandboxGone, TroupeError
 from troupe_tasks.paths import Paths
-from troupe_tasks.sandbox.sbx import answers, calls, environment, host, restart, template, trouble, way_out
+from troupe_tasks.sandbox.sbx import answers, calls, environment, host, restart, template, walls, way_out
 from troupe_tasks.sandbox.sbx import saved as keeping
 from troupe_tasks.sandbox.sbx.saved import Saved
-from troupe_tasks.text import line
 
-_OUTSIDE = "example.com"
 _AGAIN_S = 0.2
 _TRIES = 4
 _LATER_S = 2.0
 _REMOVE_S = 120.0
-
-
-class _Inspected(BaseModel):
-    """`inspect --json`, as far as it tells what is within a sandbox's reach; whatever is in a list is too much.
-
-    The two of mounts are left out of an answer that has none; of the others a missing one proves nothing.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
-
-    mounts: JsonValue = None
-    runtime_mounts: JsonValue = None
-    ports: JsonValue
-    mcp_gateway: bool
-
-
-class _Verdict(BaseModel):
-    """`policy check network --json`."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
-
-    allowed: bool
 
 
 def listing() -> list[answers.Listed]:
@@ -73,7 +46,7 @@ def make(paths: Paths, saved: Saved) -> str:
         one = listed(saved.name)
         if one is None:
             raise DaemonFailed(f"sbx made {saved.name}, but does not list it", hint=restart.BRINGS_BACK)
-        prove_walls(saved.name)
+        walls.prove(one)
     except BaseException:
         # Neither without its walls nor half: what is not proved is not kept. The next try removes what this can't.
         with suppress(TroupeError):
@@ -107,42 +80,6 @@ def _approval() -> str:
     """Return the flag by which nobody is asked: it had another name before 0.48, and help starts no daemon."""
     said = calls.call(["env", "create", "--help"]).stdout
     return "--auto-approve" if b"--auto-approve" in said else "--force"
-
-
-def prove_walls(name: str) -> None:
-    """Close Docker's network for a sandbox, and prove that it is closed and that nothing of the host is in reach.
-
-    sbx lays ~/.sbxenv.yaml beneath every sandbox, so what a person wrote there for others would be in ours.
-    """
-    calls.do(["policy", "deny", "network", "--sandbox", name, "**"])
-    done = calls.call(["policy", "check", "network", "--sandbox", name, _OUTSIDE, "--json"])
-    if done.status not in (0, 1) or not done.stdout.strip():  # 1 is its no, and any failure's
-        raise trouble.told(done.stderr, doing="`sbx policy check`")
-    if answers.decode(_Verdict, done.stdout, command="sbx policy check").allowed:
-        raise SandboxFailed(
-            f"Docker's network stays open for {name}", cause=f"its policy lets it reach {_OUTSIDE}",
-            hint="`sbx policy ls` shows which rule; an organization's may be above yours.",
-        )  # fmt: skip
-    found = calls.ask(_Inspected, ["inspect", name, "--json"])
-    for reach, what in (
-        (_others(found.mounts) or _others(found.runtime_mounts), "a part of the host"),
-        (found.ports, "a port of the host"),
-        (found.mcp_gateway, "its MCP gateway, which leads past the broker"),
-    ):
-        if reach:
-            raise SandboxFailed(
-                f"sbx gave {name} {what}", cause="" if reach is True else line(json.dumps(reach), 200),
-                hint="Take it out of ~/.sbxenv.yaml, which sbx lays beneath every sandbox, or of sbx's settings.",
-            )  # fmt: skip
-
-
-def _others(mounts: JsonValue) -> JsonValue:
-    """Return the mounts, but for the one in memory that the mixin asks for: whether it is told here is not known."""
-    if not isinstance(mounts, list):
-        return mounts
-    return [one for one in mounts if not (
-        isinstance(one, dict) and one.get("container_target") == "/tmp" and not one.get("host_path")
-    )]  # fmt: skip
 
 
 def remove(paths: Paths, saved: Saved) -> None:

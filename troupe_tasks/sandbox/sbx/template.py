@@ -21,6 +21,7 @@ _REPOSITORY = "troupe.local/image"
 _PACK_S = 600.0
 # Not the agent's, in the image: a sandbox of Docker's has no mount there that would hide what is in them.
 _AGENTS = ("state", "workspace")
+_HOME = "home/agent"  # Docker wants it in every image of a sandbox; the agent's own home is in /state
 
 
 def tag(image: Path) -> str:
@@ -78,10 +79,13 @@ def _packed(image: Path, work: Path, name: str) -> Path:
         image,
         ["--append", "--owner=1000", "--group=1000", "--mode=0700", *(f"./{part}" for part in _AGENTS)],
     )
+    durable.make_private_dir(work / _HOME)
+    _tar(layer, work, ["--append", "--owner=1000", "--group=1000", f"./{_HOME}"])
     with layer.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     config = {
-        "architecture": "amd64", "os": "linux", "config": {"User": "agent", "WorkingDir": "/workspace"},
+        "architecture": "amd64", "os": "linux",
+        "config": {"User": "agent", "WorkingDir": "/workspace", "Cmd": ["/bin/sh"]},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
     }  # fmt: skip
     manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]

@@ -5,6 +5,7 @@ Docker promises none of these texts. What is not known here is shown as it came.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from troupe_tasks.errors import AlreadyExists, DaemonFailed, NotReady, SandboxFailed, SandboxGone, TroupeError
@@ -14,7 +15,7 @@ from troupe_tasks.text import line
 
 @dataclass(frozen=True)
 class _Known:
-    """Texts of one trouble, in small letters; all words of one text have to be there."""
+    """Texts of one trouble, in small letters; all words of one text have to be there. {} is a name in quotes."""
 
     texts: tuple[tuple[str, ...], ...]
     error: type[TroupeError]
@@ -22,6 +23,7 @@ class _Known:
     hint: str = ""
 
 
+_QUOTED = re.compile(r"'[^'\s]{1,100}'|\"[^\"\s]{1,100}\"")
 # In this order: an account without a policy is signed in, and "not authenticated" may come from the policy's check.
 _TROUBLES = (
     _Known(
@@ -40,8 +42,8 @@ _TROUBLES = (
         "Docker's login.docker.com has to be reached from here; then run the same command again.",
     ),
     _Known(
-        (("not in your allowlist",),), NotReady, "sbx accepts no kits from this place",
-        "Add the place to `sbx settings get kit.allowedSources`, keeping what is there.",
+        (("not in your allowlist",),), NotReady, "sbx does not accept troupe's own part of a sandbox, a local kit",
+        "`sbx settings get` of kit.allowLocalKits has to say true, and of kit.requireSignature false.",
     ),
     _Known(
         (("database is at major version",), ("database already in use",)), NotReady,
@@ -50,9 +52,9 @@ _TROUBLES = (
     ),
     _Known((("failed to create network", "already exists"),), DaemonFailed,
            "sbx still has a part of a sandbox of this name", restart.MENDS),
-    _Known((("409 conflict",), ("sandbox", "already exists")), AlreadyExists,
+    _Known((("409 conflict",), ("sandbox {} already exists",)), AlreadyExists,
            "sbx has a sandbox of this name already", restart.MENDS),
-    _Known((("no sandbox named",), ("sandbox", "not found")), SandboxGone, "sbx knows no such sandbox",
+    _Known((("no sandbox named",), ("sandbox {} not found",)), SandboxGone, "sbx knows no such sandbox",
            f"Nothing was removed or made anew. {restart.MENDS}"),
     _Known(
         (
@@ -68,7 +70,8 @@ _TROUBLES = (
 
 def told(said: bytes, *, doing: str) -> TroupeError:
     """Return what a failing sbx meant, with its own last line as the cause."""
-    text = said.decode("utf-8", errors="replace").lower()
+    # A terminal's width, or a log's, may have broken a text anywhere between two words; any name becomes {}.
+    text = _QUOTED.sub("{}", " ".join(said.decode("utf-8", errors="replace").lower().split()))
     cause = line(_last(said), 300)
     for known in _TROUBLES:
         if any(all(word in text for word in words) for words in known.texts):

@@ -4,7 +4,8 @@ An agent's receipts are numbered files, each holding the digest of the one befor
 a `begin` receipt and ends with an `end`; between them stands one receipt a finished step. Run the command
 again after any interruption and it goes on after the last receipt, so every step must be safe to run twice.
 An operation that is refused before it has changed anything ends with `abandoned`: it keeps nothing else out. So does
-one that fails and may be left wherever it stopped, as a start may.
+one that fails and may be left wherever it stopped, as a start may. One that was killed while it still looked gives way
+to whatever is asked for next.
 """
 
 from __future__ import annotations
@@ -65,12 +66,16 @@ class Step(Generic[Job]):
 
 @dataclass(frozen=True)
 class Open:
-    """An operation that has begun and not ended."""
+    """An operation that has begun and not ended.
+
+    only_looked: not even all of its looking is done, so nothing was changed yet.
+    """
 
     operation: str
     inputs: Decided
     finish: str
     done: Mapping[str, Decided]
+    only_looked: bool = False
 
 
 def _nothing(point: str) -> None:
@@ -109,12 +114,23 @@ class Journal:
         inputs = started.decided.get("inputs")
         if not isinstance(inputs, dict):
             raise Tampered(f"receipt {started.number} of {self._agent} holds no inputs")
-        return Open(started.operation, inputs, str(started.decided.get("finish", "")), done)
+        looks = started.decided.get("looks")
+        only_looked = isinstance(looks, list) and done.keys() < {str(name) for name in looks}
+        return Open(started.operation, inputs, str(started.decided.get("finish", "")), done, only_looked)
 
-    def open(self, operation: str, *, inputs: Decided, finish: str, supersedes: bool = False) -> Open:
+    def open(
+        self,
+        operation: str,
+        *,
+        inputs: Decided,
+        finish: str,
+        steps: Sequence[Step[Any]] = (),
+        supersedes: bool = False,
+    ) -> Open:
         """Begin an operation, or go on with the same one; another one that is unfinished is refused.
 
-        inputs is what the person asked for; finish is the command that ends it; supersedes gives up another.
+        inputs is what the person asked for; finish is the command that ends it; steps are what it will do; supersedes
+        gives up another, which one that has only looked needs not.
         """
         pending = self.unfinished()
         if (
@@ -123,23 +139,23 @@ class Journal:
             and (supersedes or pending.inputs == inputs)
         ):
             return pending
-        if pending is not None and not supersedes:
+        if pending is not None and not supersedes and not pending.only_looked:
             raise self._refusal(pending, operation)
         # In the same receipt: between two of them neither would be unfinished, whatever is half done.
         gives_up = {"gives_up": pending.operation} if pending is not None else {}
-        self.write(operation, BEGIN, {"inputs": dict(inputs), "finish": finish, **gives_up})
+        names: list[JsonValue] = [step.name for step in steps if step.only_looks]
+        looks: Decided = {"looks": names} if names else {}
+        self.write(operation, BEGIN, {"inputs": dict(inputs), "finish": finish, **looks, **gives_up})
         return Open(operation, inputs, finish, {})
 
     def refuse_unfinished(self) -> None:
         """Raise Unfinished when an operation was interrupted: what is about to be done has no steps of its own."""
-        pending = self.unfinished()
-        if pending is not None:
-            raise self._refusal(pending, "")
+        self.refuse_others("")
 
     def refuse_others(self, operation: str) -> None:
         """Raise Unfinished when another operation was interrupted: what it has not made yet can't be read."""
         pending = self.unfinished()
-        if pending is not None and pending.operation != operation:
+        if pending is not None and pending.operation != operation and not pending.only_looked:
             raise self._refusal(pending, operation)
 
     def _refusal(self, pending: Open, operation: str) -> Unfinished:
@@ -215,9 +231,9 @@ def perform(
         reached(f"{opened.operation}/{step.name}/before")
         try:
             decided = step.do(job, done)
-        except Exception:
+        except (Exception, KeyboardInterrupt) as error:
             looked = step.only_looks and all(other.only_looks for other in steps if other.name in done)
-            if looked or may_be_left:
+            if looked or (may_be_left and isinstance(error, Exception)):
                 with suppress(DiskFull):  # then the person hears of what stood in the way first
                     how = "was refused" if looked else "failed"
                     journal.write(opened.operation, ABANDONED, {"by": f"{opened.operation}, which {how}"})

@@ -156,7 +156,12 @@ class Walk:
 
     def brought(self) -> str:
         """Return the backup that a restore brings back: the newest proved one, else the newest."""
-        listed = vault.listed(self.stage, ID)
+        listed = [
+            one
+            for one in vault.listed(self.stage, ID)
+            if not one.name.partition("-")[2].startswith("restore")
+        ]
+        listed = listed or vault.listed(self.stage, ID)
         return ([one.name for one in listed if one.proved] or [one.name for one in listed])[-1]
 
     def command(self, name: str) -> None:
@@ -273,7 +278,7 @@ class Walk:
         opened = rules.check(self.stage, expected)
         self.look_at_backups(name)
         there = seen(self.stage)
-        if opened is not None:
+        if opened is not None and not opened.only_looked:  # else it keeps nothing out, and changed nothing
             self.pending, self.may_be = opened.operation, may_be
             return
         assert there in may_be, f"{there} is none of {may_be}"

@@ -120,8 +120,7 @@ def test_no_backup_is_pruned_while_one_is_written_or_brought_back(stage: Stage) 
     stage.sandboxes.turn = "fails"
     assert isinstance(called(lambda: stage.restore(oldest)), MoveFailed)
     assert [type(error) for error in tried] == [Locked, Locked]
-    with pytest.raises(Killed), stage.faults.kill(60):
-        stage.restore(oldest)
+    killed_after("plan", stage, lambda: stage.restore(oldest))
     assert isinstance(called(stage.prune), Unfinished)
     assert oldest in [one.name for one in vault.listed(stage, ID)]
 

@@ -102,6 +102,8 @@ def restore(
     with telling_afterwards(house, agent_id), output.progress(quiet=json) as progress:
         record, result = move.restored(house, agent_id, name, over_budget=over, told=progress.step)
     _show(record, result, as_json=json)
+    if not json:
+        print(f"\nIt has what {name} held.")
 
 
 def _show(record: Record, result: SelfTest, *, as_json: bool) -> None:

@@ -120,10 +120,11 @@ def _put_into_scratch(house: House, record: Record, name: str, *, told: Callable
 
 def clear(job: Job, done: Done) -> Decided:
     """Remove the sandbox of the proof; one that its runtime does not list is left alone."""
-    return _clear(job.house, job.record())
+    return clear_scratch(job.house, job.record())
 
 
-def _clear(house: House, record: Record) -> Decided:
+def clear_scratch(house: House, record: Record) -> Decided:
+    """Remove the sandbox in which a backup is proved, if there is one."""
     scratch = _scratch(record).sandbox
     try:
         house.driver(record.driver).remove(scratch)
@@ -137,7 +138,7 @@ def prove_in_scratch(house: House, record: Record, name: str, *, told: Callable[
     try:
         _put_into_scratch(house, record, name, told=told)
     finally:
-        _clear(house, record)
+        clear_scratch(house, record)
 
 
 BACKUP: tuple[Step[Job], ...] = (
@@ -174,8 +175,8 @@ def drill(house: House, agent_id: str, *, over_budget: bool, told: Callable[[str
 def _perform(job: Job, operation: str, steps: tuple[Step[Job], ...], *, finish: str) -> Backup:
     records.load(job.house.paths, job.id)
     with locks.agent(job.house.paths, job.id):
-        book = Journal(job.house.paths, job.id)
-        opened = book.open(operation, inputs={"backup": job.backup}, finish=finish)
+        inputs = {"backup": job.backup}
+        book, opened = moving.begin(job.house, job.id, operation, inputs=inputs, finish=finish, steps=steps)
         job = replace(job, resumed=bool(opened.done))
         done = journal.perform(book, opened, job, steps, told=lambda step: job.told(step.doing))
     if "go-on" in done:

@@ -178,9 +178,11 @@ def create(house: House, wish: Wish, *, finish: str, told: Callable[[str], None]
     resources.guest_dir()
     with locks.agent(house.paths, wish.id):
         book = Journal(house.paths, wish.id)
-        if book.unfinished() is None and records.find(house.paths, wish.id) is not None:
+        pending = book.unfinished()
+        begun = pending is not None and (pending.operation == "create" or not pending.only_looked)
+        if not begun and records.find(house.paths, wish.id) is not None:
             raise AlreadyExists(f"there is an agent {wish.id} already")
-        opened = book.open("create", inputs=wish.inputs(), finish=finish)
+        opened = book.open("create", inputs=wish.inputs(), finish=finish, steps=STEPS)
         journal.perform(book, opened, Job(house, wish, told), STEPS, told=lambda step: told(step.doing))
     record = records.load(house.paths, wish.id)
     result = records.last_self_test(house.paths, wish.id)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from troupe_tasks.archives import disk
-from troupe_tasks.errors import BackupDamaged, SandboxFailed
+from troupe_tasks.errors import BackupDamaged, DiskFull, OverBudget, SandboxFailed
 from troupe_tasks.journal import Decided
-from troupe_tasks.operations import backup, moving, vault
+from troupe_tasks.operations import backup, moving, room, vault
 from troupe_tasks.operations.moving import Done
 from troupe_tasks.text import line
 
@@ -27,16 +27,29 @@ def recheck(job: Job, done: Done) -> Decided:
     None when there is no such archive; nor need there be one of a sandbox that can't be used any more. What a restore
     has archived was put into no sandbox yet: that is done now.
     """
-    if not moving.passed(done) or not _is_there(job, job.old(done)):
+    if not moving.passed(done):
+        return {"archive": None}
+    if job.backup:  # a proof that was cut has left its sandbox
+        backup.clear_scratch(job.house, job.record())
+    if not _is_there(job, job.old(done)):
         return {"archive": None}
     try:
         found = _whole(job, done)
         if found is not None and job.backup:
+            _refuse_third(job)
             backup.prove_in_scratch(job.house, job.record(), _name(done), told=job.told)
-    except (SandboxFailed, BackupDamaged) as error:
-        # Of a fault of this machine's the same command is run again.
+    except (SandboxFailed, BackupDamaged, DiskFull, OverBudget) as error:
+        # Of another fault of this machine's the same command is run again.
         return {"archive": None, "why": line(f"its archive is not relied on: {error}", 400)}
     return {"archive": found}
+
+
+def _refuse_third(job: Job) -> None:
+    """Raise OverBudget where the machine does not hold the sandbox of the proof beside the new one, which runs."""
+    verdict = room.verdict_beside(job.house, job.id, job.record().sizes)
+    verdict.raise_refusals()
+    if not job.over_budget:
+        verdict.raise_over()
 
 
 def _whole(job: Job, done: Done) -> JsonValue:

@@ -23,6 +23,7 @@ from troupe_tasks.operations import leaving, moving, outfit, reset, room, vault
 from troupe_tasks.operations.house import House
 from troupe_tasks.operations.moving import Done
 from troupe_tasks.record import Record, SelfTest, Sizes
+from troupe_tasks.sandbox.protocol import State
 from troupe_tasks.sizes import show_mib
 from troupe_tasks.text import line
 
@@ -50,8 +51,10 @@ def look(job: Job, done: Done) -> Decided:
     moving.refuse_over_budget(job)
     held_bytes, why = _held_bytes(job, record)
     brought = vault.chosen(job.house, job.id, job.backup).bytes if job.backup else held_bytes or 0
+    # What a restore archives is proved in a sandbox of its own beside the new one.
+    proved = held_bytes or 0 if job.backup else 0
     vault.refuse_without_room(
-        job.house, archive_bytes=vault.parts_bytes(job.kit, held_bytes or 0), sandbox_bytes=brought
+        job.house, archive_bytes=vault.parts_bytes(job.kit, held_bytes or 0), sandbox_bytes=brought + proved
     )
     if held_bytes is None:
         return {"archive": None, "why": why}
@@ -87,9 +90,15 @@ def _archived(job: Job, done: Done) -> JsonValue:
     name = done["look"]["archive"]
     if not isinstance(name, str):  # a restore: there was no usable sandbox to archive
         return None
-    record = job.record()
-    job.house.driver(record.driver).start(job.old(done))
-    found = vault.archive(job.house, record, job.old(done), name, told=job.told)
+    record, old = job.record(), job.old(done)
+    driver = job.house.driver(record.driver)
+    info = driver.list().find(old)
+    found = vault.whole(job.house, job.id, name) if info and info.state is State.STOPPED else None
+    if found is None:  # or what was archived is older than what somebody may have done in there since
+        vault.discard(job.house, job.id, name)
+        driver.start(old)
+        found = vault.archive(job.house, record, old, name, told=job.told)
+        driver.stop(old, deadline_s=moving.STOP_S)  # so that this is all there will ever be in it
     return found.model_dump(mode="json")
 
 
@@ -167,17 +176,25 @@ def restored(
 def to_restore(house: House, agent_id: str, name: str) -> str:
     """Return the name of the backup that a restore brings back; its files are read and found whole.
 
-    Without a name it is the newest that was proved by a restore. A restore that has begun goes on with its own.
+    Without a name it is the newest that was proved, but for what another restore replaced: nobody would have replaced a
+    good state. A restore that has begun goes on with its own.
     """
     begun = Journal(house.paths, agent_id).unfinished()
     if begun is not None and begun.operation == "restore" and name in ("", begun.inputs["backup"]):
         return str(begun.inputs["backup"])
     records.load(house.paths, agent_id)
-    proved = vault.newest_proved(house, agent_id) if not name else None
-    found = (proved or vault.chosen(house, agent_id, name)).name
+    found = name or _newest(house, agent_id)
+    found = vault.chosen(house, agent_id, found).name
     folder = vault.place(house, agent_id, found)
     disk.rehash(folder, disk.load(folder))
     return found
+
+
+def _newest(house: House, agent_id: str) -> str:
+    """Return the name of the backup to come back to, or nothing where there is none."""
+    known = [one for one in vault.listed(house, agent_id) if "-restore" not in one.name]
+    proved = [one for one in known if one.proved]
+    return (proved or known)[-1].name if known else ""
 
 
 def _job(
@@ -191,8 +208,7 @@ def _job(
 
 
 def _perform(job: Job, operation: str, *, inputs: Decided, finish: str) -> tuple[Record, SelfTest]:
-    book = Journal(job.house.paths, job.id)
-    opened = book.open(operation, inputs=inputs, finish=finish)
+    book, opened = moving.begin(job.house, job.id, operation, inputs=inputs, finish=finish, steps=STEPS)
     job = replace(job, resumed=bool(opened.done))
     done = journal.perform(book, opened, job, STEPS, told=lambda step: job.told(step.doing))
     return job.record(), moving.result_of(done)

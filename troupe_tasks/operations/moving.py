@@ -8,12 +8,12 @@ is removed, and the agent goes on in the old one, by itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from troupe_tasks import locks
+from troupe_tasks import journal, locks
 from troupe_tasks import record as records
 from troupe_tasks.archives.inside import measure
 from troupe_tasks.errors import MoveFailed, SandboxFailed, SandboxGone, TroupeError
@@ -120,12 +120,33 @@ def plan(job: Job, done: Done) -> Decided:
             record = job.record()
             refuse_over_budget(job)
             records.save(job.house.paths, record.model_copy(update={"moving_to": job.sizes}))
-    except TroupeError:
+    except (TroupeError, KeyboardInterrupt):
         with suppress(TroupeError):  # the person hears of what stood in the way first
             if (kept := job.record()).moving_to is not None:
                 records.save(job.house.paths, kept.model_copy(update={"moving_to": None}))
         raise
     return {"from": record.move, "sizes": job.sizes.model_dump()}
+
+
+def begin(
+    house: House,
+    agent_id: str,
+    operation: str,
+    *,
+    inputs: Decided,
+    finish: str,
+    steps: Sequence[journal.Step[Any]],
+) -> tuple[Journal, journal.Open]:
+    """Begin an operation on an agent that is there, or go on with it.
+
+    What a move had reserved that was killed while it still looked is given back.
+    """
+    book = Journal(house.paths, agent_id)
+    opened = book.open(operation, inputs=inputs, finish=finish, steps=steps)
+    record = records.load(house.paths, agent_id)
+    if not opened.done and record.moving_to is not None:
+        records.save(house.paths, record.model_copy(update={"moving_to": None}))
+    return book, opened
 
 
 def planned_sizes(house: House, agent_id: str, operation: str) -> Sizes | None:
@@ -183,6 +204,9 @@ def make(job: Job, done: Done) -> Decided:
     there = job.moved(done)
     root = image.ensure_image(job.kit, job.house.paths, job.told).path
     wiring.open_way_out(job.house, there, job.kit)
+    # What stands there was never lived in: an earlier try made it, or it was left when a proof was cut.
+    with suppress(SandboxGone):
+        job.house.driver(there.driver).remove(there.sandbox)
     identity = outfit.make(job.house, there, outfit.spec(job.house, there, job.kit, image=root))
     job.house.driver(there.driver).start(there.sandbox)
     return {"identity": identity}

@@ -107,7 +107,7 @@ def stop_sandbox(job: Job, done: Done) -> Decided:
 
 
 START: tuple[Step[Job], ...] = (
-    Step("look", look, "looking at the sandbox"),
+    Step("look", look, "looking at the sandbox", only_looks=True),
     Step("reserve", reserve, "reserving room"),
     Step("egress", open_egress, "opening its way out"),
     Step("gateway", start_gateway, "starting the gateway"),
@@ -130,7 +130,8 @@ def stop(house: House, agent_id: str, *, told: Callable[[str], None]) -> bool:
 
 def known(house: House, agent_id: str) -> None:
     """Raise NotFound for an agent that is neither here nor half made or half deleted."""
-    if Journal(house.paths, agent_id).unfinished() is None:
+    pending = Journal(house.paths, agent_id).unfinished()
+    if pending is None or pending.only_looked:
         records.load(house.paths, agent_id)
 
 
@@ -139,8 +140,8 @@ def _perform(
 ) -> Mapping[str, Decided]:
     known(job.house, job.id)
     with locks.agent(job.house.paths, job.id):
-        book = Journal(job.house.paths, job.id)
-        opened = book.open(name, inputs={}, finish=f"troupe {name} {job.id}")
+        finish = f"troupe {name} {job.id}"
+        book, opened = moving.begin(job.house, job.id, name, inputs={}, finish=finish, steps=steps)
         # Failed, it keeps nothing else out: a reset, a restore or a resize may be what helps.
         return journal.perform(
             book, opened, job, steps, told=lambda step: told(f"{job.id}: {step.doing}"), may_be_left=True

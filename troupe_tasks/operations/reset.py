@@ -90,7 +90,8 @@ def reset(house: House, agent_id: str, *, over_budget: bool, told: Callable[[str
         book = Journal(house.paths, agent_id)
         book.refuse_others("reset")
         job = _job(house, agent_id, over_budget=over_budget, told=told)
-        opened = book.open("reset", inputs={}, finish=f"troupe reset {agent_id} --yes")
+        finish = f"troupe reset {agent_id} --yes"
+        book, opened = moving.begin(house, agent_id, "reset", inputs={}, finish=finish, steps=STEPS)
         job = replace(job, resumed=bool(opened.done))
         done = journal.perform(book, opened, job, STEPS, told=lambda step: told(step.doing))
     return moving.result_of(done)

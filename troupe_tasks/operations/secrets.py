@@ -179,7 +179,8 @@ def _change(
         record, kit, service = declared(house, agent_id, name)
         words = operation.replace("-", " ")
         book = Journal(house.paths, agent_id)
-        opened = book.open(operation, inputs={"service": name}, finish=f"troupe {words} {agent_id} {name}")
+        finish = f"troupe {words} {agent_id} {name}"
+        opened = book.open(operation, inputs={"service": name}, finish=finish, steps=steps)
         job = Job(house, record, kit, service, key)
         done = journal.perform(book, opened, job, steps, told=lambda step: told(step.doing))
     decided = done["put-in"]

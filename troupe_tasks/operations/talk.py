@@ -6,6 +6,7 @@ from typing import TextIO
 
 from troupe_tasks import record as records
 from troupe_tasks.errors import NotRunning, SandboxFailed, UsageError
+from troupe_tasks.journal import Journal
 from troupe_tasks.kits import compose, pins
 from troupe_tasks.kits.model import Kit
 from troupe_tasks.operations.house import House
@@ -48,8 +49,17 @@ def converse(house: House, agent_id: str) -> int:
     return driver.attach(sandbox, kit.commands.chat)
 
 
+def _refuse_in_between(house: House, agent_id: str) -> None:
+    """Raise Unfinished while its sandbox is being archived, or was: what is said now would come along nowhere."""
+    book = Journal(house.paths, agent_id)
+    opened = book.unfinished()
+    if opened is not None and "plan" in opened.done and "go-on" not in opened.done:
+        book.refuse_unfinished()
+
+
 def _running(house: House, agent_id: str) -> tuple[Sandboxes, str, Kit]:
     record = records.load(house.paths, agent_id)
+    _refuse_in_between(house, agent_id)
     driver = house.driver(record.driver)
     info = driver.list().find(record.sandbox)
     if info is None or info.state is not State.RUNNING:

@@ -218,8 +218,8 @@ def upgrade(
     with locks.agent(house.paths, agent_id):  # what it has now is what it moves with
         job = _job(house, agent_id, found, keys, over_budget=over_budget, told=told)
         inputs: Decided = {"version": found.kit.version, "digest": found.digest, "from": job.old_kit.version}
-        book = Journal(house.paths, agent_id)
-        opened = book.open("upgrade", inputs=inputs, finish=f"troupe upgrade {agent_id}")
+        finish = f"troupe upgrade {agent_id}"
+        book, opened = moving.begin(house, agent_id, "upgrade", inputs=inputs, finish=finish, steps=STEPS)
         job = replace(job, resumed=bool(opened.done))
         done = journal.perform(book, opened, job, STEPS, told=lambda step: told(step.doing))
     result = moving.result_of(done)

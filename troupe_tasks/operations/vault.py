@@ -73,18 +73,26 @@ def place(house: House, agent_id: str, name: str) -> Path:
 def archive(house: House, record: Record, sandbox: str, name: str, *, told: Callable[[str], None]) -> Archive:
     """Archive a running sandbox of the agent under a name; one that is there and whole is taken as it is."""
     folder = place(house, record.id, name)
-    try:
-        found = disk.load(folder)
-        disk.rehash(folder, found)
-    except BackupDamaged:
-        discard(house, record.id, name)
-    else:
+    found = whole(house, record.id, name)
+    if found is not None:
         return found
+    discard(house, record.id, name)
     kit = pins.pinned(house.paths, record.kit.type, record.kit.version)
     return take(
         house.driver(record.driver), sandbox, folder, cap_bytes=_cap_bytes(record, kit), told=told,
         reserve=lambda: spare_mib(house) << 20, deadline_s=DEADLINE_S, hermes=kit.commands.backup,
     )  # fmt: skip
+
+
+def whole(house: House, agent_id: str, name: str) -> Archive | None:
+    """Return what there is under a name, read from the disk and hashed, or None where it is not whole."""
+    folder = place(house, agent_id, name)
+    try:
+        found = disk.load(folder)
+        disk.rehash(folder, found)
+    except BackupDamaged:
+        return None
+    return found
 
 
 def discard(house: House, agent_id: str, name: str) -> None:

@@ -32,6 +32,13 @@ def places(operation: str) -> Iterator[str]:
             yield f"{operation}/{step.name}/{point}"
 
 
+def only_looked(place: str) -> bool:
+    """Tell whether an operation that is killed at a place has not even looked at everything: it keeps nobody out."""
+    operation, name, point = place.split("/")
+    looks = [step.name for step in STEPS[operation] if step.only_looks]
+    return name in looks and (point != "after" or name != looks[-1])
+
+
 def woven(first: str, second: str) -> list[str]:
     """Return the places of two operations in turn: what one makes, the other takes away, so nothing is made twice."""
     pairs = zip_longest(places(first), places(second))

@@ -37,13 +37,14 @@ class Stage:
     enabled: str = "enabled"
     answers: str = "running"
     pid: int = 4242
+    unread: str = "no"
     asked: list[str] = dataclasses.field(default_factory=list)
 
     def run(self, argv: Sequence[str]) -> Done:
         self.asked.append(" ".join(argv))
         if argv[0] == "systemctl":
             said = f"ActiveState={self.active}\nUnitFileState={self.enabled}\nResult=exit-code\n"
-            more = f"StateChangeTimestamp=Mon 12:00 UTC\nMainPID={self.pid}\n"
+            more = f"StateChangeTimestamp=Mon 12:00 UTC\nMainPID={self.pid}\nNeedDaemonReload={self.unread}\n"
             return Done(0, f"{said}{more}".encode(), b"")
         assert argv == [str(SBX), "daemon", "status", "--json"]
         if self.answers == "hangs":
@@ -187,7 +188,7 @@ def installing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(Path(source).read_text())
         stage.asked.append("root")
-        stage.active, stage.enabled, stage.answers = "active", "enabled", "running"
+        stage.active, stage.enabled, stage.answers, stage.unread = "active", "enabled", "running", "no"
         return 0
 
     monkeypatch.setattr(process, "terminal", as_root)
@@ -223,6 +224,16 @@ def test_a_changed_unit_leaves_the_running_daemon_alone(installing: Stage) -> No
     installing.active, installing.enabled, installing.answers = "active", "enabled", "running"
     told = settled(installing)
     assert "sudo systemctl restart" in told[-1]
+    assert installing.asked.count("root") == 1
+
+
+def test_a_unit_that_systemd_has_not_read_is_put_in_place_again(installing: Stage) -> None:
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    installing.place(me)
+    installing.active, installing.enabled, installing.answers = "active", "enabled", "running"
+    installing.unread = "yes"
+    assert "not current" in docker.daemon_unit(installing.machine(user=me)).detail
+    settled(installing)
     assert installing.asked.count("root") == 1
 
 

@@ -47,7 +47,8 @@ ANSWERS = {
 
 SBX = "/usr/bin/sbx version --json"
 STATUS = "/usr/bin/sbx daemon status --json"
-SHOWN = "systemctl show --property=ActiveState,UnitFileState,StateChangeTimestamp,Result,MainPID -- sbx-daemon.service"
+FACTS = "ActiveState,UnitFileState,StateChangeTimestamp,Result,MainPID,NeedDaemonReload"
+SHOWN = f"systemctl show --property={FACTS} -- sbx-daemon.service"
 OURS = {"driver": "sbx", "sbx": lambda: "/usr/bin/sbx"}
 
 Answers = Mapping[str, tuple[int, str] | Exception]

@@ -32,11 +32,14 @@ _LEFT_OUT = {
     SignedIn.KEYRING: "sbx keeps its sign-in in your keyring, if anywhere, which no unit can open: `sbx login` in a"
     f" session without one (over ssh), {_AGAIN}",
 }
-# Each file takes its place whole. A daemon that runs under an older unit goes on: a restart would stop every sandbox.
+# Each file takes its place whole, even where the power goes, and the unit after what says whose daemon it starts. A
+# daemon that runs under an older unit goes on: a restart would stop every sandbox.
 _SCRIPT = """
-put() { install -D -m 644 "$1" "$2.new"; mv -T "$2.new" "$2"; }
-put "$1" "$2"
-put "$3" "$4"
+install -D -m 644 "$1" "$2.new"
+install -D -m 644 "$3" "$4.new"
+sync "$2.new" "$4.new"
+mv -T "$4.new" "$4"
+mv -T "$2.new" "$2"
 systemctl daemon-reload
 systemctl reset-failed "$5" 2>/dev/null || :
 systemctl enable --quiet "$5"

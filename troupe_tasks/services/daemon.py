@@ -22,7 +22,7 @@ from troupe_tasks.services.units import quoted
 
 UNIT: Final = "sbx-daemon.service"
 FOLDER: Final = Path("/etc/systemd/system")
-_ASKED = ("ActiveState", "UnitFileState", "StateChangeTimestamp", "Result", "MainPID")
+_ASKED = ("ActiveState", "UnitFileState", "StateChangeTimestamp", "Result", "MainPID", "NeedDaemonReload")
 # Where sbx keeps its things: its program and its daemon must look in the same places.
 _PLACES = ("SANDBOXES_STORAGE_ROOT", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
 _USER = re.compile(r"^User=(.*)$", re.MULTILINE)
@@ -60,6 +60,7 @@ def _session(env: Mapping[str, str]) -> list[str]:
 class Standing:
     """How the unit stands: its files, what systemd says of it, whether a daemon answers, and whose it is.
 
+    current: its files are what belongs in them, and systemd has read them.
     elsewhere: this session names other places than the unit has, so the daemon that it asks may be another.
     starting: systemd is bringing it up, and has a process of it. What answers then is that one.
     silent: sbx does not say whether a daemon runs, and one does.
@@ -113,7 +114,9 @@ def standing(
     said = _answers(sbx, run)
     failed = f"since {facts.get('StateChangeTimestamp', '')}: {facts.get('Result', '')}"
     return Standing(
-        current=all(text(str(path)) == data for path, data in wanted.items()),
+        # What put its files there may have been killed before it told systemd, which goes on with the older ones.
+        current=facts.get("NeedDaemonReload") != "yes"
+        and all(text(str(path)) == data for path, data in wanted.items()),
         owner=owner[1] if owner else "",
         elsewhere=_PLACE.findall(wanted[_DROP_IN]) != _session(env),
         active=facts.get("ActiveState") == "active",

@@ -11,7 +11,7 @@ import pytest
 from tests.guest import machine
 from troupe_tasks import process
 
-BOOTS = (("services", "limits", "daemon"), ("reboot", "daemon_again"))
+BOOTS = (("services", "limits", "daemon"), ("reboot", "daemon_again", "installing"))
 
 
 @pytest.fixture(scope="session")

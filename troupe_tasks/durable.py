@@ -9,12 +9,16 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from troupe_tasks.errors import DiskFull, FolderUnusable, StateUnreadable
+from troupe_tasks.text import line
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 _DROP_BYTES = 32 << 20
 
 
@@ -231,16 +235,102 @@ def rename(old: Path, new: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file or folder and everything in it, following no link; nothing there is fine."""
-    import shutil
-
+    """Remove a file or folder and everything in it, however deep or closed, following no link; none there is fine."""
     with told(path):
         try:
-            found = os.lstat(path)
+            above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             return
-        if stat.S_ISDIR(found.st_mode):
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-        sync_dir(path.parent)
+        try:
+            if _remove(path.name, above):
+                os.fsync(above)
+        finally:
+            os.close(above)
+
+
+class _Level(NamedTuple):
+    """A folder on the way down: its name in the one above, where it is, and the folders in it that are left."""
+
+    name: str
+    place: tuple[int, int]
+    names: list[str]
+
+
+def _remove(name: str, above: int) -> bool:
+    """Remove what has this name in an open folder; tell whether anything had it."""
+    handle = _folder(name, above)
+    if handle is None:
+        return _unlink(name, above)
+    # An agent nests folders without end, so one alone is open; the way up is "..", if that is where we came from.
+    levels = [_Level("", _place(above), [])]
+    try:
+        levels.append(_Level(name, _place(handle), _without_files(handle)))
+        while len(levels) > 1:
+            if levels[-1].names:
+                inner = levels[-1].names.pop()
+                below = _folder(inner, handle)
+                if below is None:
+                    _unlink(inner, handle)
+                    continue
+                os.close(handle)
+                handle = below
+                levels.append(_Level(inner, _place(handle), _without_files(handle)))
+            else:
+                done = levels.pop()
+                up = os.open("..", _FOLDER, dir_fd=handle)
+                os.close(handle)
+                handle = up
+                if _place(handle) != levels[-1].place:
+                    raise FolderUnusable(
+                        f"the folder {line(done.name)} was moved while it was removed", hint="Run it again."
+                    )
+                with suppress(FileNotFoundError):
+                    os.rmdir(done.name, dir_fd=handle)
+    finally:
+        os.close(handle)
+    return True
+
+
+def _folder(name: str, above: int) -> int | None:
+    """Open a folder and let its owner, us, change it; None for anything that is no folder, and for nothing."""
+    try:
+        try:
+            handle = os.open(name, _FOLDER, dir_fd=above)
+        except PermissionError:  # closed to its owner, who may open it all the same
+            pinned = os.open(name, _FOLDER | os.O_PATH, dir_fd=above)
+            try:
+                Path(f"/proc/self/fd/{pinned}").chmod(0o700)
+                handle = os.open(".", _FOLDER, dir_fd=pinned)
+            finally:
+                os.close(pinned)
+    except OSError as error:
+        if error.errno in _NO_FOLDER:
+            return None
+        raise
+    if os.fstat(handle).st_mode & 0o700 != 0o700:
+        with suppress(OSError):  # another's: what can't be removed from it says so itself
+            os.fchmod(handle, 0o700)
+    return handle
+
+
+def _place(handle: int) -> tuple[int, int]:
+    found = os.fstat(handle)
+    return found.st_dev, found.st_ino
+
+
+def _without_files(handle: int) -> list[str]:
+    """Remove what is no folder from an open folder and return the names of those that are."""
+    with os.scandir(handle) as found:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    for name, is_folder in entries:
+        if not is_folder:
+            _unlink(name, handle)
+    return [name for name, is_folder in entries if is_folder]
+
+
+def _unlink(name: str, above: int) -> bool:
+    try:
+        os.unlink(name, dir_fd=above)
+    except FileNotFoundError:
+        return False
+    return True

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from troupe_tasks import durable
 from troupe_tasks.errors import DiskFull, FolderUnusable, StateUnreadable, TroupeError
@@ -226,6 +230,125 @@ def test_removal_follows_no_link(here: Path) -> None:
     durable.remove_tree(here / "nothing")
     assert (outside / "kept").read_bytes() == OLD
     assert [entry.name for entry in here.iterdir()] == ["outside"]
+
+
+def nested(top: Path, levels: int) -> None:
+    """Make folders one in another, deeper than a path can name; in the innermost lies a file."""
+    top.mkdir()
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=here))
+    os.close(here)
+
+
+def test_a_tree_of_thousands_of_levels_is_removed_with_few_open_files(here: Path) -> None:
+    nested(here / "tree", 3000)
+    (here / "tree" / "d" / "beside").mkdir()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(int(n) for n in os.listdir("/proc/self/fd")) + 8, before[1])
+    )
+    try:
+        durable.remove_tree(here / "tree")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert list(here.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+MODES = st.sampled_from([0o000, 0o100, 0o400, 0o500, 0o555, 0o600, 0o700])
+TREES = st.recursive(
+    st.sampled_from(["file", "link", "pipe"]),
+    lambda inner: st.tuples(MODES, st.lists(inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+def plant(place: Path, tree: Any, outside: Path) -> None:
+    match tree:
+        case "file":
+            place.write_bytes(OLD)
+            place.chmod(0)
+        case "link":
+            place.symlink_to(outside)
+        case "pipe":
+            os.mkfifo(place)
+        case (bits, inner):
+            place.mkdir()
+            for number, one in enumerate(inner):
+                plant(place / str(number), one, outside)
+            place.chmod(bits)
+
+
+def as_ordinary_user(work: Callable[[], None]) -> str:
+    """Do it in a child that is not root, and return what it raised."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setresgid(65534, 65534, 65534)
+                os.setresuid(65534, 65534, 65534)
+            work()
+        except BaseException as error:  # noqa: BLE001 - nothing of the test runs on in the child
+            os.write(2, repr(error).encode())
+            os._exit(1)
+        os._exit(0)
+    return "" if os.waitpid(pid, 0)[1] == 0 else "the child failed"
+
+
+@settings(max_examples=60)
+@given(tree=st.tuples(MODES, st.lists(TREES, max_size=4)))
+def test_whatever_its_modes_a_tree_of_ours_is_removed_by_an_ordinary_user(tree: Any) -> None:
+    with tempfile.TemporaryDirectory(prefix="troupe-remove-") as name:
+        place, outside = Path(name), Path(name, "outside")
+        place.chmod(0o777)
+
+        def work() -> None:
+            outside.mkdir(0o555)
+            plant(place / "tree", tree, outside)
+            durable.remove_tree(place / "tree")
+
+        assert as_ordinary_user(work) == ""
+        assert list(place.iterdir()) == [outside]
+        assert mode(outside) == 0o555
+
+
+@pytest.mark.parametrize("to_a_link", [True, False])
+def test_a_folder_that_is_swapped_while_it_is_removed_leads_nowhere(
+    here: Path, monkeypatch: pytest.MonkeyPatch, to_a_link: bool
+) -> None:
+    outside = here / "outside"
+    (outside / "d").mkdir(parents=True)
+    (outside / "kept").write_bytes(OLD)
+    nested(here / "tree", 3)
+    real = os.open
+
+    def swapping(path: Any, flags: int, *rest: Any, **how: Any) -> int:
+        inside = how.get("dir_fd") and os.readlink(f"/proc/self/fd/{how['dir_fd']}") == str(here / "tree/d")
+        if to_a_link and path == "d" and inside:
+            (here / "tree/d/d").rename(here / "aside")
+            (here / "tree/d/d").symlink_to(outside)
+        if not to_a_link and path == ".." and (here / "tree/d/d").exists():
+            (here / "tree/d/d").rename(outside / "d/d")
+        return real(path, flags, *rest, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", swapping)
+        if to_a_link:
+            durable.remove_tree(here / "tree")
+        else:
+            with pytest.raises(FolderUnusable, match="was moved while it was removed"):
+                durable.remove_tree(here / "tree")
+    assert (outside / "kept").read_bytes() == OLD
+    assert (outside / "d").is_dir()
+    durable.remove_tree(here / "tree")
+    assert not (here / "tree").exists()
 
 
 def test_a_tree_with_links_and_pipes_is_synced(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

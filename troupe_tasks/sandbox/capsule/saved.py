@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -150,13 +150,16 @@ def used_mib(paths: Paths, saved: Saved) -> int:
     target = disk(paths, saved)
     if target.is_file():
         return -(-target.stat().st_blocks * 512 >> 20)
-    total = 0
-    for folder, _names, files in os.walk(target, followlinks=False):
-        for name in files:
-            try:
-                total += (Path(folder) / name).lstat().st_blocks * 512
-            except OSError:  # removed while we looked
-                continue
+    total, waiting = (
+        0,
+        [str(target)],
+    )  # a walk that calls itself ends where an agent nests folders a thousand deep
+    while waiting:
+        with suppress(OSError), os.scandir(waiting.pop()) as found:  # removed while we looked, or closed
+            for entry in found:
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
     return -(-total >> 20)
 
 
@@ -168,5 +171,4 @@ def forget(paths: Paths, sandbox_id: str) -> None:
     for entry in folder.iterdir():
         if entry.name != "spec.json":
             durable.remove_tree(entry)
-    shutil.rmtree(folder)
-    durable.sync_dir(folder.parent)
+    durable.remove_tree(folder)

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from troupe_tasks import durable, process, strict
-from troupe_tasks.errors import AlreadyExists, NotReady, SandboxGone
+from troupe_tasks.errors import AlreadyExists, NotReady, SandboxGone, StateUnreadable
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox.protocol import Isolation, SandboxSpec
 
@@ -54,9 +54,12 @@ def load(paths: Paths, sandbox_id: str) -> Saved:
     """Return what is kept about a sandbox. Raises SandboxGone, StateUnreadable."""
     file = paths.sandbox(sandbox_id) / "spec.json"
     try:
-        return strict.parse(Saved, durable.read_private(file, _SPEC_CAP), place=file)
+        saved = strict.parse(Saved, durable.read_private(file, _SPEC_CAP), place=file)
     except FileNotFoundError:
         raise SandboxGone(f"there is no sandbox {sandbox_id}") from None
+    if saved.spec.id != sandbox_id:  # whose disk would be taken for this one's
+        raise StateUnreadable(f"{file} is not what troupe writes", cause="it is another sandbox's")
+    return saved
 
 
 def save_new(paths: Paths, spec: SandboxSpec, isolation: Isolation) -> Saved:
@@ -92,7 +95,7 @@ def _free_uid_base(paths: Paths, sandbox_id: str) -> int:
     The search begins at a place of the sandbox's own, so that root's agents of another home, which are not seen
     from here, have other ranges in all likelihood.
     """
-    taken = {load(paths, other).uid_base for other in folders(paths)}
+    taken = {_uid_base(paths, other) for other in folders(paths)}
     place = hashlib.sha256(os.fsencode(paths.sandbox(sandbox_id))).digest()
     first = int.from_bytes(place[:4]) % _UID_SLOTS
     for step in range(_UID_SLOTS):
@@ -102,6 +105,18 @@ def _free_uid_base(paths: Paths, sandbox_id: str) -> int:
     raise NotReady(
         "every range of user IDs is taken by a sandbox", hint="Delete agents that you no longer need."
     )
+
+
+def _uid_base(paths: Paths, sandbox_id: str) -> int | None:
+    """Return where a sandbox's range begins, also of one whose file does not read; None when nothing is its own."""
+    try:
+        return load(paths, sandbox_id).uid_base
+    except SandboxGone:  # removed while we looked, the disk first
+        return None
+    except StateUnreadable:
+        with suppress(FileNotFoundError):  # none is in use before there is a disk
+            return (paths.sandbox(sandbox_id) / "disk.ext4").lstat().st_gid - AGENT_UID
+        return None
 
 
 def has_disk(paths: Paths, saved: Saved) -> bool:
@@ -129,6 +144,8 @@ def make_disk(paths: Paths, saved: Saved) -> None:
         os.chown(tree / name, saved.host_uid, saved.host_uid if saved.uid_base is not None else -1)
     if saved.uid_base is not None:
         _format(fresh, seed, saved.spec.sizes.storage_mib)
+        # Its group, which the mode gives nothing, says whose range it is if spec.json is ever damaged.
+        os.chown(fresh, -1, saved.host_uid)
         durable.remove_tree(seed)
     fresh.rename(target)
     durable.sync_dir(target.parent)

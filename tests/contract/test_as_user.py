@@ -30,7 +30,7 @@ exec "$@"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="this is an ordinary user already")
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(520)
 def test_the_suite_holds_for_an_ordinary_user(image: Path, runsc: Path | None) -> None:
     python = Path(sys.executable).resolve()
     shown = {
@@ -56,6 +56,6 @@ def test_the_suite_holds_for_an_ordinary_user(image: Path, runsc: Path | None) -
             *("-p", "no:cacheprovider", "-q", "tests/contract/test_sandbox.py", "tests/contract/test_walls.py"),
             *("-k", "not killed_at_any_moment"),  # which asks the same of both users' files
         ]  # fmt: skip
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=400)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=500)
     print(shlex.join(command), done.stdout[-6000:], done.stderr[-2000:], sep="\n")
     assert done.returncode == 0

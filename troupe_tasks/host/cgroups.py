@@ -84,6 +84,12 @@ def make(name: str, limits: Limits) -> tuple[Path, ...]:
     return tuple(folders)
 
 
+def find(name: str) -> tuple[Path, ...]:
+    """Return the groups of one sandbox that are there."""
+    folders = (place.folder / _PARENT / name for place in hierarchies())
+    return tuple(folder for folder in folders if folder.is_dir())
+
+
 def pids(folders: tuple[Path, ...]) -> tuple[int, ...]:
     """Return the processes in these groups."""
     found: set[int] = set()

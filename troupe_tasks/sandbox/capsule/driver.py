@@ -8,14 +8,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from troupe_tasks import durable, process
 from troupe_tasks.errors import (
     NotReady,
     SandboxFailed,
     SandboxGone,
     StateUnreadable,
+    ToolFailed,
+    ToolTimeout,
     TroupeError,
 )  # fmt: skip
 from troupe_tasks.host import cgroups
@@ -43,7 +43,6 @@ _REAP_S = 20.0
 _READY_S = 60.0  # after a machine restart every agent starts at once
 _GATEWAY_MARK = "gateway"
 _REAPER = ("/usr/bin/python3", "-I", "-S", f"{GUEST_DIR}/reap.py")
-_Groups = TypeAdapter(tuple[Path, ...])
 
 
 class Capsule(Commands):
@@ -133,8 +132,7 @@ class Capsule(Commands):
         limits = cgroups.Limits(
             memory_mib=sizes.memory_mib + OVERHEAD_MIB, cpus=sizes.cpus, processes=sizes.processes * 4 + 256
         )
-        groups = cgroups.make(f"{sandbox_id}.{saved.identity[:12]}", limits)  # another home may have this ID
-        durable.write(folder / "cgroups.json", _Groups.dump_json(groups))
+        groups = keeping.make_groups(self._paths, saved, limits)
         try:
             engine.start(saved, folder, groups)
             self._wait_until_ready(sandbox_id)
@@ -149,8 +147,11 @@ class Capsule(Commands):
         except StateUnreadable:
             self._clear(sandbox_id, *self._engines.values())
             return
-        run = engine.runs().get(sandbox_id)
-        if run is not None and run.alive:
+        try:
+            alive = self._alive(engine, sandbox_id)
+        except (SandboxFailed, ToolFailed, ToolTimeout):  # a runtime that can't list it may still end it
+            alive = True
+        if alive:
             engine.ask_to_end(saved, deadline_s=deadline_s)
         self._clear(sandbox_id, engine)
 
@@ -201,7 +202,7 @@ class Capsule(Commands):
     def pids(self, sandbox_id: str) -> tuple[int, ...]:
         """Return the host's processes of a sandbox."""
         saved, engine = self._open(sandbox_id)
-        return tuple(sorted({*engine.pids(saved), *cgroups.pids(self._groups(sandbox_id))}))
+        return tuple(sorted({*engine.pids(saved), *cgroups.pids(keeping.groups(self._paths, sandbox_id))}))
 
     def disk_used_mib(self, sandbox_id: str, *, may_ask: bool = True) -> int:  # noqa: ARG002 - nobody is asked
         """Return what a sandbox's disk takes on the host."""
@@ -254,19 +255,10 @@ class Capsule(Commands):
         flow = Flow(deadline_s=_READY_S, cap_bytes=1024)
         self._exec(sandbox_id, [*_REAPER[:3], "-c", _READY], flow, env=None, cwd="/")
 
-    def _groups(self, sandbox_id: str) -> tuple[Path, ...]:
-        try:
-            return _Groups.validate_json(
-                durable.read_private(self._paths.sandbox(sandbox_id) / "cgroups.json")
-            )
-        except FileNotFoundError:
-            return ()
-
     def _clear(self, sandbox_id: str, *engines: Engine) -> None:
         for engine in engines:
             engine.clear(sandbox_id)
-        cgroups.remove(self._groups(sandbox_id))
-        (self._paths.sandbox(sandbox_id) / "cgroups.json").unlink(missing_ok=True)
+        keeping.remove_groups(self._paths, sandbox_id)
 
     def _env(self, saved: Saved, extra: Mapping[str, str] | None) -> dict[str, str]:
         return {**BASE_ENV, **saved.spec.env, **(extra or {})}

@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import signal
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -144,12 +145,17 @@ class Gvisor:
         # A start that was cut may have left its runsc at work, which holds the container's lock.
         self._kill(self._starting(name.encode()))
         done = process.run([*self._flags(), "delete", "-force", name], deadline_s=_DEADLINE_S, ok=None)
-        left = [entry for entry in self._root.iterdir() if entry.name.startswith(f"{name}_")]
-        if done.status != 0 and left:
-            raise SandboxFailed(f"runsc can't delete {sandbox_id}", cause=line(done.stderr[-300:]))
-        # A start that was cut before runsc wrote its state left these, which runsc's delete knows nothing of; the
-        # next start would fail on the socket.
-        self._kill(self._pids(sandbox_id))
+        # A start that was cut before runsc wrote its state left these, which runsc's delete knows nothing of, as it
+        # does of those whose state does not read; the next start would fail on the socket.
+        end = time.monotonic() + _DEADLINE_S
+        while pids := self._pids(sandbox_id):
+            self._kill(pids)
+            if time.monotonic() > end:
+                raise SandboxFailed(f"runsc can't delete {sandbox_id}", cause=line(done.stderr[-300:]))
+            time.sleep(0.01)
+        if done.status != 0:
+            for left in [entry for entry in self._root.iterdir() if entry.name.startswith(f"{name}_")]:
+                left.unlink(missing_ok=True)
         (self._root / f"runsc-{name}.sock").unlink(missing_ok=True)
 
     def enter(

@@ -159,7 +159,7 @@ class Namespaces:
                     f"processes of {sandbox_id} did not end when killed", cause=f"pid {pids[0]}"
                 )
             time.sleep(0.01)
-        (self._paths.sandbox(sandbox_id) / "run.json").unlink(missing_ok=True)
+        durable.remove_tree(self._paths.sandbox(sandbox_id) / "run.json")
 
     def enter(
         self, saved: Saved, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, report: bool, tty: bool
@@ -168,11 +168,10 @@ class Namespaces:
         handle = os.memfd_create("troupe-exec") if report else None
         run = self._run(saved.spec.id)
         folder = self._paths.sandbox(saved.spec.id)
-        groups = folder / "cgroups.json"
         wanted = {
             "pid": run.pid if run and _lives(run) else 0,
             "start_ticks": run.start_ticks if run else 0,
-            "groups": json.loads(groups.read_bytes()) if groups.exists() else [],
+            "groups": [str(group) for group in keeping.groups(self._paths, saved.spec.id)],
             "uid": AGENT_UID, "host_uid": saved.host_uid, "cwd": cwd, "env": dict(env), "argv": list(argv),
             "open_files": saved.spec.sizes.open_files, "processes": saved.spec.sizes.processes,
             "seccomp": str(folder / "bundle" / "seccomp.bpf"), "report_fd": handle, "tty": tty,
@@ -198,23 +197,21 @@ class Namespaces:
 
     def _pids(self, sandbox_id: str, mark: bytes | None) -> tuple[int, ...]:
         run = self._run(sandbox_id)
-        space = _pid_space(run.pid) if run and _lives(run) else None
         every = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        return tuple(
-            sorted(
-                int(entry.name)
-                for entry in every
-                if (mark is not None and _is_bwrap(entry, mark))
-                or (space is not None and _pid_space(int(entry.name)) == space)
-            )
-        )
+        own = {int(entry.name) for entry in every if mark is not None and _is_bwrap(entry, mark)}
+        if run is not None and _lives(run):
+            spaces = {_pid_space(run.pid)}
+        else:  # not noted, or badly: the first process is bubblewrap's child
+            spaces = {_pid_space(int(entry.name)) for entry in every if own and _parent(entry) in own}
+        spaces -= {None, _pid_space(os.getpid())}
+        return tuple(sorted(own | {int(one.name) for one in every if _pid_space(int(one.name)) in spaces}))
 
     def _run(self, sandbox_id: str) -> _Run | None:
         try:
             return _Run.model_validate_json(
                 durable.read_private(self._paths.sandbox(sandbox_id) / "run.json")
             )
-        except (FileNotFoundError, ValidationError):
+        except (FileNotFoundError, StateUnreadable, ValidationError):
             return None
 
 
@@ -228,6 +225,13 @@ def _is_bwrap(entry: Path, mark: bytes) -> bool:
         return Path(os.fsdecode(words[0])).name == "bwrap" and mark in words and not _is_zombie(entry)
     except OSError:
         return False
+
+
+def _parent(entry: Path) -> int | None:
+    try:
+        return int((entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    except OSError:
+        return None
 
 
 def _is_zombie(entry: Path) -> bool:

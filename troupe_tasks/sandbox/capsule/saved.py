@@ -14,10 +14,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, RootModel
 
 from troupe_tasks import durable, process, strict
 from troupe_tasks.errors import AlreadyExists, NotReady, SandboxGone, StateUnreadable
+from troupe_tasks.host import cgroups
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox.protocol import Isolation, SandboxSpec
 
@@ -44,6 +45,10 @@ class Saved(BaseModel):
         return os.geteuid() if self.uid_base is None else self.uid_base + AGENT_UID
 
 
+class _Groups(RootModel[tuple[Path, ...]]):
+    """The control groups of a sandbox's run."""
+
+
 def folders(paths: Paths) -> Iterator[str]:
     """Yield the ID of every sandbox that has a folder."""
     if paths.sandboxes.is_dir():
@@ -60,6 +65,43 @@ def load(paths: Paths, sandbox_id: str) -> Saved:
     if saved.spec.id != sandbox_id:  # whose disk would be taken for this one's
         raise StateUnreadable(f"{file} is not what troupe writes", cause="it is another sandbox's")
     return saved
+
+
+def make_groups(paths: Paths, saved: Saved, limits: cgroups.Limits) -> tuple[Path, ...]:
+    """Make the control groups of a run and note where they are."""
+    groups = cgroups.make(_group_name(saved), limits)
+    durable.write(_groups_file(paths, saved.spec.id), _Groups(groups).model_dump_json().encode())
+    return groups
+
+
+def groups(paths: Paths, sandbox_id: str) -> tuple[Path, ...]:
+    """Return the control groups of the last run: those that are noted, else those that bear the sandbox's name."""
+    file = _groups_file(paths, sandbox_id)
+    try:
+        hint = "Restart the agent: a start writes it anew."
+        return strict.parse(_Groups, durable.read_private(file), place=file, hint=hint).root
+    except FileNotFoundError:
+        return ()
+    except StateUnreadable:
+        found = cgroups.find(_group_name(load(paths, sandbox_id)))
+        if not found:
+            raise
+        return found
+
+
+def remove_groups(paths: Paths, sandbox_id: str) -> None:
+    """Remove the control groups of the last run, and the note of them."""
+    with suppress(SandboxGone, StateUnreadable):  # nothing says where they are
+        cgroups.remove(groups(paths, sandbox_id))
+    durable.remove_tree(_groups_file(paths, sandbox_id))
+
+
+def _group_name(saved: Saved) -> str:
+    return f"{saved.spec.id}.{saved.identity[:12]}"  # another home may have this ID
+
+
+def _groups_file(paths: Paths, sandbox_id: str) -> Path:
+    return paths.sandbox(sandbox_id) / "cgroups.json"
 
 
 def save_new(paths: Paths, spec: SandboxSpec, isolation: Isolation) -> Saved:

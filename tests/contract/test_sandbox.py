@@ -30,6 +30,7 @@ from troupe_tasks.sandbox.protocol import State
 Fresh = Callable[[], str]
 pytestmark = pytest.mark.own_sbx
 ROOT = os.geteuid() == 0
+_DEEP = 'python3 -c \'import os; [(os.mkdir("d"), os.chdir("d")) for _ in range(1500)]\''
 
 
 def child_env(house: House) -> dict[str, str]:
@@ -62,6 +63,8 @@ def test_a_life_from_create_to_remove_keeps_state_and_leaves_nothing(house: Hous
     assert gone(pids)
     house.driver.start(one)
     assert run(house, one, "sh", "-c", "cat /state/a; ls /tmp").stdout == b"kept\n"
+    closed = "mkdir -p go/pkg; echo >go/pkg/file; chmod 555 go/pkg go; mkdir -m 0 shut"
+    assert run(house, one, "sh", "-c", f"{closed}; {_DEEP}").status == 0
     pids = house.driver.pids(one)
     house.driver.remove(one)
     house.driver.remove(one)

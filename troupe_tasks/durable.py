@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from troupe_tasks.errors import DiskFull, FolderUnusable, StateUnreadable
+from troupe_tasks.paths import Paths
 from troupe_tasks.text import line
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -34,7 +35,10 @@ def told(path: Path) -> Iterator[None]:
 
 
 def make_private_dir(path: Path) -> Path:
-    """Make a folder (and its parents) 0700; refuse one that is a link or another user's, or lies in such a one."""
+    """Make a folder (and its parents) 0700; refuse one that is a link or another user's, or lies in such a one.
+
+    A link above the folders that are troupe's own is the operator's way of having them elsewhere.
+    """
     with told(path):
         _refuse_strangers(path)
         for folder in [*reversed(path.parents), path]:
@@ -51,16 +55,30 @@ def make_private_dir(path: Path) -> Path:
 
 def _refuse_strangers(path: Path) -> None:
     # Whoever owns a folder above can put another one in the place of ours. `/` may be mapped to nobody's uid.
-    trusted = {0, os.geteuid(), Path("/").stat().st_uid}
+    trusted, root = {0, os.geteuid(), Path("/").stat().st_uid}, _own_root(path)
     for folder in reversed(path.parents):
         try:
-            owner = folder.stat().st_uid
+            if root is None or not folder.is_relative_to(root):
+                found = folder.stat()
+            elif stat.S_ISLNK((found := folder.lstat()).st_mode):
+                raise FolderUnusable(f"{path} lies in another folder", cause=f"{folder} is a link")
         except FileNotFoundError:
             return
-        if owner not in trusted:
+        if found.st_uid not in trusted:
             raise FolderUnusable(
-                f"{path} lies in another user's folder", cause=f"{folder} belongs to uid {owner}"
+                f"{path} lies in another user's folder", cause=f"{folder} belongs to uid {found.st_uid}"
             )
+
+
+def _own_root(path: Path) -> Path | None:
+    return next((root for root in Paths.from_env().roots if path.is_relative_to(root)), None)
+
+
+def find_link(path: Path) -> Path | None:
+    """Return the first folder of troupe's own on the way to path, or path itself, that is a link."""
+    root = _own_root(path)
+    above = [] if root is None else [folder for folder in path.parents if folder.is_relative_to(root)]
+    return next((folder for folder in [*reversed(above), path] if folder.is_symlink()), None)
 
 
 def _make_one(folder: Path) -> None:

@@ -46,6 +46,11 @@ class Paths:
         )
 
     @property
+    def roots(self) -> tuple[Path, ...]:
+        """Return the folders that are troupe's own, with everything in them; what is above is the operator's."""
+        return (self.data, self.config, self.state, self.credentials, self.replaced)
+
+    @property
     def agents(self) -> Path:
         """Return the folder of the agents' environments, one folder each."""
         return self.data / "agents"
@@ -79,6 +84,11 @@ class Paths:
     def locks(self) -> Path:
         """Return the folder of the files that kernel locks are held on."""
         return self.state / "locks"
+
+    @property
+    def replaced(self) -> Path:
+        """Return the folder of the agents' own edits that upgrades replaced, one folder each."""
+        return self.credentials.parent / "live-apply"
 
     @property
     def config_file(self) -> Path:
@@ -115,7 +125,7 @@ class Paths:
 
     def live_apply(self, agent_id: str) -> Path:
         """Return the folder of the agent's own edits that an upgrade replaced."""
-        return self.credentials.parent / "live-apply" / agent_id
+        return self.replaced / agent_id
 
     def logs(self, agent_id: str) -> Path:
         """Return the folder of an agent's logs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from troupe_tasks import locks
 from troupe_tasks import record as records
 from troupe_tasks.errors import (
     BackupFailed,
+    FolderUnusable,
     Locked,
     MoveFailed,
     NotReady,
@@ -391,6 +393,33 @@ def test_what_a_killed_delete_left_keeps_no_later_agent_from_being_deleted(stage
     stage.create()
     stage.delete()
     assert not any(stage.paths.receipts(ID).parent.iterdir())
+
+
+KINDS = ("backups", "live_apply", "logs", "agent", "receipts", "keys", "egress", "sandbox")
+
+
+@pytest.mark.parametrize(
+    ("kind", "below"),
+    [*((kind, below) for kind in KINDS for below in ("..", "")), ("backups", "one"), ("live_apply", "one")],
+)
+def test_a_delete_says_that_a_folder_is_a_link_before_it_removes_anything(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: str, below: str
+) -> None:
+    monkeypatch.setattr(Paths, "from_env", lambda: stage.paths)
+    stage.create()
+    place = getattr(stage.paths, kind)(ID)
+    folder: Path = place.parent if below == ".." else place / below
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.rename(stage.root / "elsewhere")
+    folder.symlink_to(stage.root / "elsewhere")
+    with pytest.raises(FolderUnusable, match="is a link, and what it leads to would not be deleted"):
+        stage.delete()
+    assert stage.record().id == ID
+    assert stage.sandboxes.place(stage.record().sandbox).is_dir()
+    folder.unlink()
+    (stage.root / "elsewhere").rename(folder)
+    stage.delete()
+    assert not stage.paths.agent(ID).exists()
 
 
 @pytest.mark.parametrize("name", ["reset", "resize", "upgrade", "backup", "stop", "start", "prune"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_durable import nested
-from troupe_tasks.errors import NotReady, StateUnreadable
+from troupe_tasks.errors import FolderUnusable, NotReady, StateUnreadable
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox.capsule import saved
 from troupe_tasks.sandbox.protocol import Isolation, SandboxSpec, Sizes
@@ -84,3 +84,17 @@ def test_what_a_disk_of_folders_takes_is_counted_however_deep_it_is(paths: Paths
     assert saved.used_mib(paths, kept) >= 3
     saved.forget(paths, "jane")
     assert list(paths.sandboxes.iterdir()) == []
+
+
+def test_a_folder_that_became_a_link_is_removed_neither_itself_nor_through_it(
+    paths: Paths, image: Path
+) -> None:
+    made(paths, image, "jane")
+    elsewhere = paths.sandboxes / "elsewhere"
+    paths.sandbox("jane").rename(elsewhere)
+    paths.sandbox("jane").symlink_to(elsewhere)
+    before = sorted(elsewhere.iterdir())
+    with pytest.raises(FolderUnusable, match="is a link"):
+        saved.forget(paths, "jane")
+    assert sorted(elsewhere.iterdir()) == before
+    assert paths.sandbox("jane").is_symlink()

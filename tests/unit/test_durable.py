@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from troupe_tasks import durable
 from troupe_tasks.errors import DiskFull, FolderUnusable, StateUnreadable, TroupeError
+from troupe_tasks.paths import Paths
 
 OLD, NEW = b"old" * 1000, b"new" * 1000
 FAILING = ("open", "write", "fsync", "fchmod", "replace")
@@ -134,6 +135,32 @@ def test_links_and_files_are_no_folders(here: Path) -> None:
     with pytest.raises(FolderUnusable):
         durable.make_private_dir(here / "dangling" / "below")
     assert not (here / "nothing").exists()
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_from_its_own_folders_downwards_troupe_follows_no_link(
+    own_home: Path, here: Path, number: int
+) -> None:
+    """The folders above may be links: a home, or the base of an XDG variable, on another disk."""
+    root = Paths.from_env().roots[number]
+    assert root.is_relative_to(own_home)
+    root.parent.parent.mkdir(parents=True, exist_ok=True)
+    root.parent.symlink_to(here)
+    place = root / "one" / "two" / "three"
+    durable.make_private_dir(place)
+    assert durable.find_link(place) is None
+    assert (here / root.name / "one" / "two" / "three").is_dir()
+    for folder in (root, root / "one", root / "one" / "two", place):
+        folder.rename(here / "moved")
+        folder.symlink_to(here / "moved")
+        with pytest.raises(FolderUnusable, match="is a link"):
+            durable.make_private_dir(place)
+        with pytest.raises(FolderUnusable):
+            durable.make_private_dir(place / "below")
+        assert durable.find_link(place) == folder
+        assert not (place / "below").exists()
+        folder.unlink()
+        (here / "moved").rename(folder)
 
 
 @pytest.mark.root

@@ -10,7 +10,7 @@ from pathlib import Path
 from troupe_tasks import durable, journal, locks
 from troupe_tasks import record as records
 from troupe_tasks.egress import policy
-from troupe_tasks.errors import DiskFull, EgressFailed, NotFound, StateUnreadable, Tampered
+from troupe_tasks.errors import DiskFull, EgressFailed, FolderUnusable, NotFound, StateUnreadable, Tampered
 from troupe_tasks.journal import Decided, Journal, Step
 from troupe_tasks.keystore.store import Keystore
 from troupe_tasks.operations.house import House, gateway_name
@@ -113,6 +113,7 @@ def delete(house: House, agent_id: str, *, told: Callable[[str], None]) -> None:
     if not known(paths, agent_id):
         raise NotFound(f"there is no agent {agent_id}")
     with locks.agent(paths, agent_id):
+        _refuse_links(house, agent_id)
         if paths.receipts(agent_id).exists() or paths.record(agent_id).exists():
             try:
                 _journaled(house, agent_id, told=told)
@@ -128,6 +129,22 @@ def delete(house: House, agent_id: str, *, told: Callable[[str], None]) -> None:
                 house.services.shutdown()
         durable.remove_tree(_leftover(paths, agent_id))
         locks.forget(paths, agent_id)
+
+
+def _refuse_links(house: House, agent_id: str) -> None:
+    """Refuse an agent with a folder that is a link: that alone would be removed, and what it leads to would stay."""
+    paths = house.paths
+    many = [paths.backups(agent_id), paths.live_apply(agent_id)]
+    places = [
+        *many, *(entry for folder in many if folder.is_dir() for entry in folder.iterdir()),
+        paths.agent(agent_id), paths.receipts(agent_id), paths.keys(agent_id), paths.logs(agent_id),
+        paths.egress(agent_id), *map(paths.sandbox, sorted(_maybe_half_made(house, agent_id))),
+    ]  # fmt: skip
+    for link in filter(None, map(durable.find_link, places)):
+        raise FolderUnusable(
+            f"{link} is a link, and what it leads to would not be deleted", cause="troupe follows none",
+            hint="Remove what it leads to yourself, or move it back in place of the link; then remove the link.",
+        )  # fmt: skip
 
 
 def _journaled(house: House, agent_id: str, *, told: Callable[[str], None]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, RootModel
 
 from troupe_tasks import durable, process, strict
-from troupe_tasks.errors import AlreadyExists, NotReady, SandboxGone, StateUnreadable
+from troupe_tasks.errors import AlreadyExists, FolderUnusable, NotReady, SandboxGone, StateUnreadable
 from troupe_tasks.host import cgroups
 from troupe_tasks.paths import Paths
 from troupe_tasks.sandbox.protocol import Isolation, SandboxSpec
@@ -225,6 +225,8 @@ def used_mib(paths: Paths, saved: Saved) -> int:
 def forget(paths: Paths, sandbox_id: str) -> None:
     """Remove a sandbox's folder: the disk first and spec.json last, so that a killed removal can go on."""
     folder = paths.sandbox(sandbox_id)
+    if folder.is_symlink():  # and what it leads to is somebody's own
+        raise FolderUnusable(f"{folder} is a link, which troupe follows nowhere")
     if not folder.is_dir():
         return
     for entry in folder.iterdir():

@@ -170,8 +170,8 @@ class Stage(House):
             return None
         return upgrade.upgrade(self, ID, found, {}, over_budget=False, told=self.said.append)
 
-    def delete(self) -> None:
-        delete.delete(self, ID, told=self.said.append)
+    def delete(self) -> tuple[str, ...]:
+        return delete.delete(self, ID, told=self.said.append)
 
     def restart_machine(self) -> None:
         """End all that runs; the services bring their gateways up again, with the sandboxes that these need."""

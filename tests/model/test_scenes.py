@@ -25,9 +25,12 @@ from troupe_tasks.errors import (
     SandboxGone,
     Unfinished,
 )
+from troupe_tasks.keystore.store import Keystore
+from troupe_tasks.keystore.tiers import Tier
 from troupe_tasks.kits import image, local, pins
 from troupe_tasks.operations import backup, create, move, moving, upgrade, vault
 from troupe_tasks.paths import Paths
+from troupe_tasks.secret import Secret
 from troupe_tasks.sizes import Wanted
 
 
@@ -420,6 +423,26 @@ def test_a_delete_says_that_a_folder_is_a_link_before_it_removes_anything(
     (stage.root / "elsewhere").rename(folder)
     stage.delete()
     assert not stage.paths.agent(ID).exists()
+
+
+def test_a_delete_that_is_finished_names_the_keys_wherever_it_was_killed(stage: Stage) -> None:
+    number, revoke = 0, None
+    while revoke is None:
+        number += 1
+        stage.create()
+        kept = Keystore(stage.paths, ID)
+        kept.create(Tier.FILE)
+        kept.put("desk", Secret(b"of an agent that goes"))
+        try:
+            with stage.faults.kill(number):
+                revoke = stage.delete()
+        except Killed:
+            if stage.paths.receipts(ID).exists():
+                assert stage.delete() == ("desk",), f"killed at {stage.faults.what}"
+    assert revoke == ("desk",)
+    assert number > 10
+    stage.create()
+    assert stage.delete() == ()
 
 
 @pytest.mark.parametrize("name", ["reset", "resize", "upgrade", "backup", "stop", "start", "prune"])

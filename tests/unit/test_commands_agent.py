@@ -25,6 +25,8 @@ from troupe_tasks.errors import (
     TroupeError,
 )
 from troupe_tasks.journal import Journal
+from troupe_tasks.keystore.store import Keystore
+from troupe_tasks.keystore.tiers import Tier
 from troupe_tasks.kits import local, pins
 from troupe_tasks.namespace import namespace
 from troupe_tasks.operations.delete import _book
@@ -32,10 +34,22 @@ from troupe_tasks.operations.house import House
 from troupe_tasks.operations.inventory import agents
 from troupe_tasks.paths import Paths
 from troupe_tasks.record import KitPin, Record, Sizes
+from troupe_tasks.sandbox.protocol import Listing
+from troupe_tasks.secret import Secret
 
 ID = "jane"
 FINISH = "troupe resize jane --memory=2"
 LOOKING = ("status", "logs", "policy", "backup.list", "secret.list", "secret.check")
+
+
+class NoSandboxes:
+    """A driver that has none."""
+
+    def list(self) -> Listing:
+        return Listing(complete=True, sandboxes=())
+
+    def remove(self, _sandbox: str) -> None:
+        pass
 
 
 @pytest.fixture
@@ -133,14 +147,40 @@ def test_what_was_left_or_not_archived_is_told(paths: Paths, capsys: pytest.Capt
     )
 
 
-def test_delete_tells_in_json_which_keys_to_revoke(
-    paths: Paths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("troupe_tasks.operations.delete.delete", lambda *_, told: told("deleting"))
-    monkeypatch.setattr("troupe_tasks.operations.wiring.kept_keys", lambda *_: ("desk",))
-    assert records.load(paths, ID).name == "Jane"
-    run("delete", yes_i_mean="Jane", json=True)
-    assert json.loads(capsys.readouterr().out) == {"agent": ID, "deleted": True, "revoke": ["desk"]}
+def unreadable(paths: Paths) -> str:
+    paths.record(ID).write_bytes(b"{}")
+    return ID
+
+
+def named_as_its_id(paths: Paths) -> str:
+    records.save(paths, records.load(paths, ID).model_copy(update={"name": ID}))
+    return ID
+
+
+def gone(paths: Paths) -> str:
+    paths.record(ID).unlink()
+    return ""
+
+
+@pytest.mark.parametrize("state", [unreadable, named_as_its_id, gone, lambda _paths: "Jane"])
+@pytest.mark.parametrize("as_json", [True, False])
+def test_delete_tells_which_keys_to_revoke_whatever_the_record_is(
+    paths: Paths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    state: Callable[[Paths], str], as_json: bool,
+) -> None:  # fmt: skip
+    typed = state(paths)
+    monkeypatch.setattr(House, "drivers", lambda _house: ())
+    monkeypatch.setattr(House, "driver", lambda _house, _name: NoSandboxes())
+    kept = Keystore(paths, ID)
+    kept.create(Tier.FILE)
+    kept.put("desk", Secret(b"of an agent that goes"))
+    run("delete", yes_i_mean=typed, json=as_json)
+    said = capsys.readouterr().out
+    if as_json:
+        assert json.loads(said) == {"agent": ID, "deleted": True, "revoke": ["desk"]}
+    else:
+        assert said.splitlines()[1:] == ["Revoke its key for desk at the provider."]
+    assert not paths.keys(ID).exists()
 
 
 @pytest.mark.parametrize("harm", [altered, linked])

@@ -337,6 +337,19 @@ def test_strangers_and_leftovers_in_the_folder_are_told_and_a_key_set_again_ends
     assert other.exists()
 
 
+def test_what_is_to_be_revoked_is_named_whatever_became_of_the_folder(store: Keystore, folder: Path) -> None:
+    assert store.named() == store.services() == ()
+    store.put("desk", Secret.typed(OLD))
+    for name in ("desk.key", "loft.cred", "Not A Name.key", ".attic.key.7.new", "tier"):
+        (folder / name).write_bytes(b"?")
+    folder.chmod(0o755)
+    assert store.named() == ("desk", "loft")
+    folder.rename(folder.with_name("elsewhere"))
+    assert store.named() == ()
+    folder.symlink_to(folder.with_name("elsewhere"))
+    assert store.named() == ()
+
+
 def test_a_plain_key_is_overwritten_before_it_is_removed(folder: Path) -> None:
     store = made(Tier.FILE)
     ends: list[Callable[[], None]] = [lambda: store.remove("openrouter"), store.destroy]

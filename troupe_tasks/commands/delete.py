@@ -26,18 +26,16 @@ def delete(
     from troupe_tasks.errors import NotFound
     from troupe_tasks.operations.delete import delete as perform
     from troupe_tasks.operations.delete import known
-    from troupe_tasks.operations.wiring import kept_keys
 
     house, agent_id = chosen(agent, hint=False)
     if not known(house.paths, agent_id):
         raise NotFound(f"there is no agent {agent_id}")
     say_unfinished(house, agent_id, own="delete")
     name = _name(house.paths, agent_id)
-    services = kept_keys(house, agent_id) if name is not None and name != agent_id else ()
     if name is not None:
         _confirm(name, yes_i_mean)
     with output.progress(quiet=json) as progress:
-        perform(house, agent_id, told=progress.step)
+        services = perform(house, agent_id, told=progress.step)
     if json:
         output.show_json({"agent": agent_id, "deleted": True, "revoke": list(services)})
         return

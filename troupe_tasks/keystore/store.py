@@ -102,6 +102,13 @@ class Keystore:
         named = (entry.stem for entry in self._entries() if entry.suffix == suffix)
         return tuple(name for name in named if _SERVICE.fullmatch(name))
 
+    def named(self) -> tuple[str, ...]:
+        """Return the services that a file here is named for, whatever its form: whose keys a person has to revoke."""
+        if self._folder.is_symlink() or not self._folder.is_dir():
+            return ()
+        names = {entry.stem for entry in self._entries() if entry.suffix in _SUFFIXES}
+        return tuple(sorted(name for name in names if _SERVICE.fullmatch(name)))
+
     def remove(self, service: str) -> None:
         """Remove a key, overwriting a plain one first. Raises KeyMissing."""
         _, path = self._place(service)

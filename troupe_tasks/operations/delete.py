@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from troupe_tasks import durable, journal, locks
 from troupe_tasks import record as records
 from troupe_tasks.egress import policy
 from troupe_tasks.errors import DiskFull, EgressFailed, FolderUnusable, NotFound, StateUnreadable, Tampered
-from troupe_tasks.journal import Decided, Journal, Step
+from troupe_tasks.journal import BEGIN, Decided, Journal, Step
 from troupe_tasks.keystore.store import Keystore
 from troupe_tasks.operations.house import House, gateway_name
 from troupe_tasks.paths import Paths
@@ -107,28 +107,35 @@ def known(paths: Paths, agent_id: str) -> bool:
     return any(place.exists() for place in places)
 
 
-def delete(house: House, agent_id: str, *, told: Callable[[str], None]) -> None:
-    """Delete an agent, or finish deleting it. The receipts go last, in one rename."""
+def delete(house: House, agent_id: str, *, told: Callable[[str], None]) -> tuple[str, ...]:
+    """Delete an agent, or finish deleting it, and return the services whose keys are to be revoked.
+
+    The receipts go last, in one rename: until then they say which keys there were.
+    """
     paths = house.paths
     if not known(paths, agent_id):
         raise NotFound(f"there is no agent {agent_id}")
     with locks.agent(paths, agent_id):
         _refuse_links(house, agent_id)
+        revoke: tuple[str, ...] = ()
         if paths.receipts(agent_id).exists() or paths.record(agent_id).exists():
+            book = _book(paths, agent_id)
+            revoke = _to_revoke(paths, agent_id, book)
             try:
-                _journaled(house, agent_id, told=told)
+                _journaled(house, agent_id, book, revoke, told=told)
             except DiskFull:
                 _make_room(house, agent_id)
                 _unrecorded(house, agent_id, told=told)
-            if paths.receipts(agent_id).exists():
-                # Of an earlier agent, whose delete was killed here.
-                durable.remove_tree(_leftover(paths, agent_id))
-                durable.rename(paths.receipts(agent_id), _leftover(paths, agent_id))
         with locks.machine(paths):
             if not house.records():  # a create that has begun has its record
                 house.services.shutdown()
+        if paths.receipts(agent_id).exists():
+            # Of an earlier agent, whose delete was killed here.
+            durable.remove_tree(_leftover(paths, agent_id))
+            durable.rename(paths.receipts(agent_id), _leftover(paths, agent_id))
         durable.remove_tree(_leftover(paths, agent_id))
         locks.forget(paths, agent_id)
+        return revoke
 
 
 def _refuse_links(house: House, agent_id: str) -> None:
@@ -147,9 +154,20 @@ def _refuse_links(house: House, agent_id: str) -> None:
         )  # fmt: skip
 
 
-def _journaled(house: House, agent_id: str, *, told: Callable[[str], None]) -> None:
-    book = _book(house.paths, agent_id)
-    opened = book.open("delete", inputs={}, finish=f"troupe delete {agent_id}", supersedes=True)
+def _to_revoke(paths: Paths, agent_id: str, book: Journal) -> tuple[str, ...]:
+    """Return the services that it has keys for, or had when a delete began that was interrupted since."""
+    begun = next((receipt for receipt in reversed(book.receipts) if receipt.step == BEGIN), None)
+    inputs = begun.decided.get("inputs") if begun is not None and begun.operation == "delete" else None
+    had = inputs.get("services") if isinstance(inputs, dict) else None
+    there = Keystore(paths, agent_id).named()
+    return tuple(sorted({*there, *(str(one) for one in (had if isinstance(had, list) else []))}))
+
+
+def _journaled(
+    house: House, agent_id: str, book: Journal, services: Sequence[str], *, told: Callable[[str], None]
+) -> None:
+    finish = f"troupe delete {agent_id}"
+    opened = book.open("delete", inputs={"services": list(services)}, finish=finish, supersedes=True)
     journal.perform(book, opened, Job(house, agent_id), STEPS, told=lambda step: told(step.doing))
 
 

@@ -64,7 +64,9 @@ def _command(argv: Sequence[str], namespace: Collection) -> tuple[str, Sequence[
             len(argv) == 1 or argv[1].startswith("-") or _takes_words(namespace[f"{first}.{usual}"])
         ):
             return f"{first}.{usual}", argv[1:]
-        raise UsageError(f"troupe {first} needs one of: {', '.join(known)}")
+        raise UsageError(
+            f"troupe {first} needs one of: {', '.join(known)}", hint=f"See `troupe {first} --help`."
+        )
     from difflib import get_close_matches
 
     near = get_close_matches(first, namespace.task_names, n=1)
@@ -136,7 +138,7 @@ def _flag(name: str, word: str, words: Iterable[str], by_flag: dict[str, Argumen
         raise UsageError(f"troupe {name} has no flag {flag[:60]}", hint=f"See `troupe {name} --help`.")
     if argument.kind is bool:
         if equals:
-            raise UsageError(f"{flag} takes no value")
+            raise UsageError(f"{flag} takes no value", hint=f"See `troupe {name} --help`.")
         return flag
     if not equals:
         following = next(iter(words), None)

@@ -174,7 +174,10 @@ class SandboxFailed(TroupeError):
     """The sandbox did not do what it was asked."""
 
     status = 5
-    hint = "`troupe logs ID` shows what the agent said; `troupe restart ID` starts it afresh."
+    hint = (
+        "`troupe status ID` shows how it stands, `troupe logs ID --egress` what it tried to reach; "
+        "`troupe restart ID` starts it afresh."
+    )
 
 
 class SandboxTimeout(SandboxFailed):
@@ -198,7 +201,10 @@ class DaemonFailed(SandboxFailed):
 class SelfTestFailed(SandboxFailed):
     """The agent was created, but its first message got no good answer."""
 
-    hint = "`troupe status ID` shows the self-test; mend the cause and `troupe restart ID`."
+    hint = (
+        "`troupe status ID` shows the self-test, `troupe logs ID --egress` what it tried to reach; "
+        "mend the cause, then `troupe restart ID`."
+    )
 
 
 class MoveFailed(SandboxFailed):
@@ -222,10 +228,10 @@ class EgressFailed(SandboxFailed):
 
 
 class Interrupted(TroupeError):
-    """Ctrl-C or a signal stopped the command. It is safe to run it again."""
+    """Ctrl-C or a signal stopped the command. Where an operation was left half done, the message names it."""
 
     status = 130
-    hint = "Run the same command again: it goes on from its last receipt."
+    hint = "Nothing was left half done. Run the same command again to do it after all."
 
 
 def tree(root: type[TroupeError] = TroupeError) -> Iterator[tuple[int, type[TroupeError]]]:

@@ -16,6 +16,7 @@ from troupe_tasks import record as records
 from troupe_tasks.commands.agent import telling_afterwards
 from troupe_tasks.errors import (
     BackupFailed,
+    Interrupted,
     MoveFailed,
     NotFound,
     Refused,
@@ -40,6 +41,65 @@ from troupe_tasks.secret import Secret
 ID = "jane"
 FINISH = "troupe resize jane --memory=2"
 LOOKING = ("status", "logs", "policy", "backup.list", "secret.list", "secret.check")
+
+
+def interrupt(_house: House, _agent_id: str) -> None:
+    raise KeyboardInterrupt
+
+
+def interrupted(capsys: pytest.CaptureFixture[str], **flags: object) -> dict[str, object]:
+    """Interrupt a command where it says what is unfinished, and return what it says of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("troupe_tasks.commands.agent.say_unfinished", interrupt)
+        patch.setattr("troupe_tasks.operations.power.known", interrupt)
+        with pytest.raises(SystemExit) as ended:
+            namespace["stop" if "agents" in flags else "status"].body(Context(), json=True, **flags)
+    assert ended.value.code == 130
+    said: dict[str, object] = json.loads(capsys.readouterr().err)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("steps", "stands"),
+    [
+        ((), ""),
+        (("plan",), ", and may be stopped until it is finished"),
+        (("plan", "quiesce", "archive"), ", and is stopped until it is finished"),
+        (("plan", "quiesce", "go-on"), ""),
+    ],
+)
+def test_an_interrupt_tells_what_is_unfinished_what_ends_it_and_how_the_agent_stands(
+    paths: Paths, capsys: pytest.CaptureFixture[str], steps: tuple[str, ...], stands: str
+) -> None:
+    for step in steps:
+        Journal(paths, ID).write("resize", step, {})
+    said = interrupted(capsys, agent=ID)
+    assert said["cause"] == f"jane has an unfinished resize{stands}"
+    assert said["hint"] == f"Finish it: `{FINISH}`. Or give the agent up: `troupe delete jane`."
+
+
+def test_an_interrupt_tells_of_every_agent_that_was_named(
+    paths: Paths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Journal(paths, "john").open("stop", inputs={}, finish="troupe stop john")
+    said = interrupted(capsys, agents="jane,john,ann")
+    assert said["cause"] == "jane has an unfinished resize; john has an unfinished stop"
+    assert said["hint"] == f"Finish them: `{FINISH}`, `troupe stop john`."
+
+
+@pytest.mark.parametrize("agent", ["ann", "broker"])
+def test_an_interrupt_that_left_nothing_half_done_says_so(
+    paths: Paths, capsys: pytest.CaptureFixture[str], agent: str
+) -> None:
+    assert interrupted(capsys, agent=agent)["hint"] == Interrupted.hint
+
+
+@pytest.mark.parametrize("harm", ["altered", "linked"])
+def test_an_interrupt_tells_of_receipts_that_are_damaged(
+    paths: Paths, capsys: pytest.CaptureFixture[str], harm: str
+) -> None:
+    {"altered": altered, "linked": linked}[harm](paths)
+    assert str(paths.receipts(ID)) in str(interrupted(capsys, agent=ID)["cause"])
 
 
 class NoSandboxes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +18,10 @@ import pytest
 from invoke.context import Context
 
 from troupe_tasks.cli import Rest
-from troupe_tasks.commands.frame import command, guarded
-from troupe_tasks.errors import NotFound, NotReady, SandboxFailed, TroupeError, UsageError
+from troupe_tasks.commands import frame
+from troupe_tasks.commands.frame import Asked, command, filled, guarded
+from troupe_tasks.errors import NotFound, NotReady, SandboxFailed, TroupeError, UsageError, tree
+from troupe_tasks.namespace import namespace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,9 +41,9 @@ def raising(error: BaseException) -> Callable[[], None]:
     return body
 
 
-def ended(error: BaseException, *, as_json: bool = False) -> int:
+def ended(error: BaseException, *, as_json: bool = False, debug: bool = False) -> int:
     with pytest.raises(SystemExit) as caught:
-        guarded(raising(error), as_json=as_json, debug=False)
+        guarded(raising(error), as_json=as_json, debug=debug)
     assert isinstance(caught.value.code, int)
     return caught.value.code
 
@@ -80,9 +84,77 @@ def test_with_json_the_error_is_json(capsys: pytest.CaptureFixture[str]) -> None
     }  # fmt: skip
 
 
-def test_debug_shows_the_traceback() -> None:
-    with pytest.raises(ValueError, match="deep"):
-        guarded(raising(ValueError("deep")), as_json=False, debug=True)
+@pytest.mark.parametrize("error", [ValueError("de\x1bep"), NotFound("de\x1bep")])
+def test_debug_shows_the_traceback_escaped_and_then_what_is_told_without_it(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, told = ended(error, as_json=True), capsys.readouterr().err
+    assert ended(error, as_json=True, debug=True) == status
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback")
+    assert "\x1b" not in shown
+    assert shown.endswith(f"\n{told}")
+
+
+HINTS = [cls.hint for _, cls in tree()] + ["For example: `troupe COMMAND mr-doyle`."]
+
+
+@pytest.mark.parametrize("hint", HINTS)
+@pytest.mark.parametrize(
+    "asked", [Asked(), Asked("secret set"), Asked("chat", ("jane",)), Asked("start", ("jane", "john"))]
+)
+def test_what_a_hint_names_can_be_run(hint: str, asked: Asked) -> None:
+    shown = filled(hint, asked)
+    assert not re.search(r"`[^`]*\b(COMMAND|ID)\b[^`]*`", shown), shown
+    assert shown.count("`") % 2 == 0
+
+
+def test_a_hint_names_the_command_and_the_agent(capsys: pytest.CaptureFixture[str]) -> None:
+    assert filled(UsageError.hint, Asked("secret set")) == "See `troupe secret set --help`."
+    assert filled(UsageError.hint, Asked()) == "See `troupe --help`."
+    assert filled("`troupe start ID` does; an ID is short", Asked("x", ("jane",))) == (
+        "`troupe start jane` does; an ID is short"
+    )
+    with pytest.raises(SystemExit):
+        guarded(raising(SandboxFailed("x")), as_json=True, debug=False, asked=Asked("chat", ("jane",)))
+    assert "`troupe restart jane`" in json.loads(capsys.readouterr().err)["hint"]
+
+
+def test_no_hint_names_a_command_without_the_agent_that_it_needs() -> None:
+    bare = re.compile(r"`troupe (chat|start|stop|restart|status|logs|policy|reset|resize|upgrade|restore)`")
+    found = [
+        f"{path.name}:{node.value.lineno}"
+        for path in (ROOT / "troupe_tasks").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.keyword) and node.arg == "hint" and bare.search(ast.unparse(node.value))
+    ]
+    assert not found
+
+
+def test_every_command_knows_how_it_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Asked] = []
+    monkeypatch.setattr(frame, "guarded", lambda _body, *, asked, **_: told.append(asked))
+    for name in namespace.task_names:
+        namespace[name].body(Context(), agent="jane")
+        group, _, own = name.partition(".")
+        short = own and namespace.collections[group].default == own
+        assert told.pop() == Asked(group if short or not own else f"{group} {own}", ("jane",)), name
+
+
+@pytest.mark.parametrize(
+    ("given", "agents"),
+    [
+        ({"agent": "jane"}, ("jane",)),
+        ({"agents": "jane,john"}, ("jane", "john")),
+        ({"kind": "hermes", "name": "Mr. Doyle"}, ("mr-doyle",)),
+        ({"kind": "hermes", "name": ""}, ()),
+        ({"agent": "../x"}, ()),
+        ({"kit": "hermes"}, ()),
+        ({}, ()),
+    ],
+)
+def test_a_commands_words_tell_its_agents(given: dict[str, str], agents: tuple[str, ...]) -> None:
+    assert frame._agents(given) == agents
 
 
 def test_a_command_is_declared_with_its_help() -> None:

@@ -56,7 +56,8 @@ def _unreadable(sandbox_id: str, error: ValidationError) -> SandboxFailed:
     where = ".".join(str(part) for part in first["loc"][:3])
     return SandboxFailed(
         f"what {sandbox_id} tells about itself does not read", cause=line(f"{where}: {first['msg']}", 300),
-        hint="Its own programs may have meddled: `troupe restart` ends them. Nothing was changed.",
+        hint=f"Its own programs may have meddled: `troupe restart {agent_of(sandbox_id)}` ends them. "
+        "Nothing was changed.",
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from troupe_tasks.archives import inside
 from troupe_tasks.archives.disk import RECORD, discard
 from troupe_tasks.archives.model import FILES, FOLDERS, HERMES, Archive, FilesReport, Part, Report, Sent
 from troupe_tasks.errors import AlreadyExists, DiskFull, SandboxFailed
+from troupe_tasks.record import agent_of
 from troupe_tasks.sandbox.protocol import Sandboxes
 from troupe_tasks.text import line
 
@@ -151,7 +152,8 @@ def _compare(sandbox_id: str, name: str, came: Sent, sent: Sent) -> None:
         raise SandboxFailed(
             f"the {name} that arrived is not the one that {sandbox_id} says it sent",
             cause=f"{came.bytes} bytes came, {sent.bytes} were sent",
-            hint="Its own programs may have meddled: `troupe restart` ends them. Nothing was changed.",
+            hint=f"Its own programs may have meddled: `troupe restart {agent_of(sandbox_id)}` ends them. "
+            "Nothing was changed.",
         )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from troupe_tasks.errors import Interrupted
+    from troupe_tasks.journal import Open
     from troupe_tasks.operations.house import House
 
 
@@ -27,6 +29,7 @@ def say_unfinished(house: House, agent_id: str, *, own: str = "") -> None:
 
     Damaged receipts are told, and keep nobody from looking: what changes an agent reads them again, and refuses.
     """
+    from troupe_tasks.commands.frame import Asked, filled
     from troupe_tasks.commands.output import note
     from troupe_tasks.errors import StateUnreadable, Tampered
     from troupe_tasks.operations.inventory import pending
@@ -34,7 +37,7 @@ def say_unfinished(house: House, agent_id: str, *, own: str = "") -> None:
     try:
         found = pending(house, agent_id)
     except (Tampered, StateUnreadable) as error:
-        note(f"{error}\n  next: {error.hint}")
+        note(f"{error}\n  next: {filled(error.hint, Asked(agents=(agent_id,)))}")
         return
     if found is not None and found.operation != own:
         note(f"{agent_id} has an unfinished {found.operation}; finish it with: {found.finish}")
@@ -59,3 +62,38 @@ def _say(house: House, agent_id: str) -> None:
 
     for text in afterwards(house, agent_id):
         note(f"{agent_id}: {text}")
+
+
+def interrupted(agents: Sequence[str], *, everyone: bool = False) -> Interrupted:
+    """Tell what an interrupt left half done: by the receipts, for no runtime is waited for on the way out."""
+    from troupe_tasks.errors import Interrupted, TroupeError
+    from troupe_tasks.journal import Journal
+    from troupe_tasks.paths import Paths
+
+    paths = Paths.from_env()
+    if everyone:
+        agents = sorted(folder.name for folder in paths.agents.iterdir()) if paths.agents.is_dir() else ()
+    found: dict[str, Open] = {}
+    for agent_id in agents:
+        try:
+            opened = Journal(paths, agent_id).unfinished()
+        except TroupeError as error:
+            return Interrupted("interrupted", cause=str(error), hint=error.hint)
+        if opened is not None:
+            found[agent_id] = opened
+    if not found:
+        return Interrupted("interrupted")
+    finish = ", ".join(f"`{opened.finish}`" for opened in found.values())
+    give_up = f" Or give the agent up: `troupe delete {next(iter(found))}`." if len(found) == 1 else ""
+    return Interrupted(
+        "interrupted", cause="; ".join(_unfinished(one, opened) for one, opened in found.items()),
+        hint=f"Finish {'it' if len(found) == 1 else 'them'}: {finish}.{give_up}",
+    )  # fmt: skip
+
+
+def _unfinished(agent_id: str, opened: Open) -> str:
+    # What stops an agent for a while does so between these two steps.
+    text = f"{agent_id} has an unfinished {opened.operation}"
+    if "plan" not in opened.done or "go-on" in opened.done:
+        return text
+    return f"{text}, and {'is' if 'quiesce' in opened.done else 'may be'} stopped until it is finished"

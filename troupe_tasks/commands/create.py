@@ -105,9 +105,8 @@ def create(
         print(f"Talk to it: troupe chat {record.id}")
     if not result.passed:
         raise SelfTestFailed(
-            f"{record.id} was created, but its first message got no answer", cause=result.cause,
-            hint=f"`troupe logs {record.id}` shows what it said; mend the cause, then `troupe restart {record.id}`.",
-        )  # fmt: skip
+            f"{record.id} was created, but its first message got no answer", cause=result.cause
+        )
 
 
 def _agent_id(name: str) -> str:

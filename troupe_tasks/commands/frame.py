@@ -6,9 +6,11 @@ import contextlib
 import functools
 import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 from invoke.tasks import Task, task
@@ -17,7 +19,20 @@ from troupe_tasks.cli import Rest
 from troupe_tasks.errors import DiskFull, Interrupted, TroupeError
 
 Body = Callable[..., None]
+_QUOTED = re.compile(r"`[^`]*`")
 _COMMON = {"json": "Show the answer as JSON.", "debug": "Show a traceback when something fails."}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asked for: the command as it is typed, and the agents that it works on."""
+
+    command: str = ""
+    agents: tuple[str, ...] = ()
+    everyone: bool = False
+
+
+_UNKNOWN = Asked()
 
 
 def command(
@@ -32,6 +47,8 @@ def command(
     """Declare a command: its example, each flag's meaning, what has no flag, where more words go, what may repeat."""
 
     def declare(body: Body) -> Task[Body]:
+        typed = _typed(name or body.__name__, example)
+
         @functools.wraps(body)
         def run(context: Any, **given: Any) -> None:
             sys.dont_write_bytecode = False  # Invoke forbids it, and every command would compile us anew
@@ -39,6 +56,7 @@ def command(
                 lambda: body(context, **given),
                 as_json=bool(given.get("json")),
                 debug=bool(given.get("debug")),
+                asked=Asked(typed, _agents(given), everyone=bool(given.get("all"))),
             )
 
         run.__doc__ = f"{(body.__doc__ or '').strip()}\n\nExample: {example}"
@@ -53,7 +71,26 @@ def command(
     return declare
 
 
-def guarded(body: Callable[[], None], *, as_json: bool, debug: bool) -> None:
+def _typed(name: str, example: str) -> str:
+    """Return a command as it is typed: with its group, and by its group alone where that means it."""
+    first, second, *_ = [*example.split()[1:], ""]
+    return f"{first} {second}" if second == name else first
+
+
+def _agents(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the IDs that a command's words name; words that are none are told by the command itself."""
+    from troupe_tasks.errors import UsageError
+    from troupe_tasks.names import agent_id, checked_id
+
+    with contextlib.suppress(UsageError):
+        if "kind" in given:
+            return (agent_id(given["name"]),)
+        words = given.get("agent") or given.get("agents") or ""
+        return tuple(checked_id(word) for word in words.split(",") if word)
+    return ()
+
+
+def guarded(body: Callable[[], None], *, as_json: bool, debug: bool, asked: Asked = _UNKNOWN) -> None:
     """Run body; show what it raises as a person can use it, and exit with the kind's status."""
     _settle_streams()
     signal.signal(signal.SIGTERM, _as_interrupt)
@@ -64,16 +101,42 @@ def guarded(body: Callable[[], None], *, as_json: bool, debug: bool) -> None:
     except BrokenPipeError:
         _leave_quietly()
     except KeyboardInterrupt:
-        _fail(Interrupted("interrupted"), as_json=as_json)
-    except TroupeError as error:
+        _fail(_interrupted(asked), asked, as_json=as_json)
+    except Exception as error:  # noqa: BLE001 - nothing is above it that could tell a person
         if debug:
-            raise
-        _fail(Interrupted("interrupted") if _began_as_interrupt(error) else error, as_json=as_json)
-    except Exception as error:
-        if debug:
-            raise
-        told = Interrupted("interrupted") if _began_as_interrupt(error) else _from_outside(error)
-        _fail(told, as_json=as_json)
+            _show_traceback()
+        if _began_as_interrupt(error):
+            error = _interrupted(asked)
+        _fail(error if isinstance(error, TroupeError) else _from_outside(error), asked, as_json=as_json)
+
+
+def _interrupted(asked: Asked) -> TroupeError:
+    if not asked.agents and not asked.everyone:
+        return Interrupted("interrupted")
+    from troupe_tasks.commands.agent import interrupted
+
+    with contextlib.suppress(TroupeError, OSError):  # no folder to look in: then nothing was begun in it
+        return interrupted(asked.agents, everyone=asked.everyone)
+    return Interrupted("interrupted")
+
+
+def _show_traceback() -> None:
+    import traceback
+
+    from troupe_tasks.text import escape
+
+    with contextlib.suppress(OSError):
+        print(escape(traceback.format_exc()), end="", file=sys.stderr)
+
+
+def filled(hint: str, asked: Asked) -> str:
+    """Put the command and the agent into a hint that leaves a place for them, so that what it names can be run."""
+    only = asked.agents[0] if len(asked.agents) == 1 else ""
+    quoted = " ".join(_QUOTED.findall(hint))
+    if re.search(r"\bID\b", quoted) and not only:
+        return "`troupe list` shows how each agent stands."
+    known = {"COMMAND ": f"{asked.command} " if asked.command else "", "ID": only}
+    return _QUOTED.sub(lambda found: re.sub(r"\bCOMMAND |\bID\b", lambda one: known[one[0]], found[0]), hint)
 
 
 def _began_as_interrupt(error: BaseException | None) -> bool:
@@ -91,18 +154,19 @@ def _from_outside(error: Exception) -> TroupeError:
     return TroupeError(f"an error of troupe's own: {type(error).__name__}", cause=str(error)[:300])
 
 
-def _fail(error: TroupeError, *, as_json: bool) -> NoReturn:
+def _fail(error: TroupeError, asked: Asked, *, as_json: bool) -> NoReturn:
     from troupe_tasks.text import escape
 
+    hint = filled(error.hint, asked)
     if as_json:
         import json
 
-        fields = {"error": type(error).__name__, "what": error.what, "cause": error.cause, "hint": error.hint}
+        fields = {"error": type(error).__name__, "what": error.what, "cause": error.cause, "hint": hint}
         lines = json.dumps({**fields, "status": error.status})
     else:
         lines = f"troupe: {escape(error.what)}"
         lines += f"\n  cause: {escape(error.cause)}" if error.cause else ""
-        lines += f"\n  next: {escape(error.hint)}"
+        lines += f"\n  next: {escape(hint)}"
     with contextlib.suppress(OSError):  # nobody may be left to read it; the status still tells
         print(lines, file=sys.stderr)
     sys.exit(error.status)

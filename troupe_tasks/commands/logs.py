@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,8 +55,13 @@ def logs(
         return
     # A piece may end within a character.
     decoder = getincrementaldecoder("utf-8")("backslashreplace")
-    for piece in _pieces(house.paths.logs(agent_id) / name, follow=follow):
-        print(escape(decoder.decode(piece)), end="", flush=True)
+    try:
+        for piece in _pieces(house.paths.logs(agent_id) / name, follow=follow):
+            print(escape(decoder.decode(piece)), end="", flush=True)
+    except KeyboardInterrupt:
+        if follow:
+            sys.exit(130)  # this is how following ends: there is nothing to say of it
+        raise
     print(escape(decoder.decode(b"", final=True)), end="")
 
 

@@ -113,6 +113,26 @@ def test_with_json_the_answer_is_one_document_whatever_fails(
     assert done == []
 
 
+def test_of_several_each_failure_is_told_once_and_then_how_many_failed(
+    done: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails_for_john(_house: object, one: str, **_more: object) -> bool:
+        if one == "john":
+            raise SandboxGone("john is gone")
+        return False
+
+    monkeypatch.setattr(power, "stop", fails_for_john)
+    screen = io.StringIO()
+    monkeypatch.setattr("sys.stderr", screen)
+    with pytest.raises(SystemExit) as ended:
+        namespace["stop"].body(Context(), agents="jane,john")
+    assert ended.value.code == SandboxGone.status
+    said = screen.getvalue()
+    assert said.count("john is gone") == 1
+    assert "`troupe status john`" in said
+    assert "troupe: 1 of 2 failed: john\n" in said
+
+
 def test_nobody_is_asked_about_what_can_not_be_started(
     done: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

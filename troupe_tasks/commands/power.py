@@ -84,11 +84,12 @@ def _each(
     agents: str, *, everyone: bool, does: Callable[[House, str, Told], bool], done: str, as_json: bool
 ) -> None:  # fmt: skip
     """Do one thing, which tells whether work was cut, to every agent; a failure keeps no other from its turn."""
+    from troupe_tasks.commands.frame import Asked, filled
     from troupe_tasks.commands.output import note, progress, show_json
     from troupe_tasks.errors import TroupeError
 
     house, chosen = _chosen(agents, everyone=everyone)
-    failed: TroupeError | None = None
+    failed: dict[str, TroupeError] = {}
     answer: list[dict[str, object]] = []
     for one in chosen:
         try:
@@ -100,12 +101,16 @@ def _each(
         except TroupeError as error:
             answer.append({"agent": one, "done": False, "why": str(error)})
             if len(chosen) > 1 and not as_json:
-                note(f"{one}: {error}\n  next: {error.hint}")
-            failed = error
+                note(f"{one}: {error}\n  next: {filled(error.hint, Asked(agents=(one,)))}")
+            failed[one] = error
     if as_json:
         show_json(answer)
-    if failed is not None:
-        raise failed
+    if failed:
+        last = [*failed.values()][-1]
+        if len(chosen) == 1:
+            raise last
+        what = f"{len(failed)} of {len(chosen)} failed: {', '.join(failed)}"
+        raise type(last)(what, hint="Why is told above, of each.") from last
 
 
 def _chosen(agents: str, *, everyone: bool) -> tuple[House, list[str]]:
@@ -117,7 +122,7 @@ def _chosen(agents: str, *, everyone: bool) -> tuple[House, list[str]]:
 
     house = House(Paths.from_env())
     if everyone == bool(agents):
-        raise UsageError("name the agents, or pass --all", hint="For example: troupe start mr-doyle")
+        raise UsageError("name the agents, or pass --all", hint="For example: `troupe COMMAND mr-doyle`.")
     if everyone:
         return house, [record.id for record in house.records()]
     chosen = [checked_id(word) for word in agents.split(",")]

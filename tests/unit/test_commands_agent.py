@@ -19,17 +19,19 @@ from troupe_tasks.errors import (
     Interrupted,
     MoveFailed,
     NotFound,
+    NotRunning,
     Refused,
     SandboxFailed,
     StateUnreadable,
     Tampered,
     TroupeError,
 )
-from troupe_tasks.journal import Journal
+from troupe_tasks.journal import Journal, Step
 from troupe_tasks.keystore.store import Keystore
 from troupe_tasks.keystore.tiers import Tier
 from troupe_tasks.kits import local, pins
 from troupe_tasks.namespace import namespace
+from troupe_tasks.operations import talk
 from troupe_tasks.operations.delete import _book
 from troupe_tasks.operations.house import House
 from troupe_tasks.operations.inventory import agents
@@ -205,6 +207,26 @@ def test_what_was_left_or_not_archived_is_told(paths: Paths, capsys: pytest.Capt
     assert (
         "jane: the sandbox jane is left alone: what is in it was not archived; `troupe delete jane`" in told
     )
+
+
+def test_who_is_not_running_is_brought_up_by_what_is_unfinished_or_by_a_start(
+    paths: Paths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(House, "driver", lambda _house, _name: NoSandboxes())
+
+    def hint() -> str:
+        with pytest.raises(NotRunning) as refused:
+            talk.say(House(paths), ID, "hello")
+        return refused.value.hint
+
+    assert hint() == f"It has an unfinished resize; finish it: `{FINISH}`."
+    book = Journal(paths, ID)
+    book.write("resize", "end", {})
+    assert hint() == "`troupe start jane` starts it."
+    looks = (Step[None]("look", lambda _job, _done: {}, "looking", only_looks=True),)
+    book.open("resize", inputs={}, finish=FINISH, steps=looks)  # keeps no start out
+    assert hint() == "`troupe start jane` starts it."
+    assert interrupted(capsys, agent=ID)["hint"] == Interrupted.hint
 
 
 def unreadable(paths: Paths) -> str:

@@ -79,7 +79,7 @@ def interrupted(agents: Sequence[str], *, everyone: bool = False) -> Interrupted
             opened = Journal(paths, agent_id).unfinished()
         except TroupeError as error:
             return Interrupted("interrupted", cause=str(error), hint=error.hint)
-        if opened is not None:
+        if opened is not None and not opened.only_looked:
             found[agent_id] = opened
     if not found:
         return Interrupted("interrupted")

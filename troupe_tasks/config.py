@@ -10,8 +10,10 @@ from typing import Any
 from troupe_tasks import durable
 from troupe_tasks.errors import StateUnreadable, UsageError
 from troupe_tasks.paths import Paths
+from troupe_tasks.text import line
 
 DRIVERS = ("sbx", "capsule")
+RESERVE_GIB = 50
 
 
 def _timezone(text: str) -> str:
@@ -47,10 +49,9 @@ def _matching(pattern: str, example: str) -> Callable[[str], str]:
 
 
 def _reserve(text: str) -> str:
-    from troupe_tasks.sizes import Max, parse_mib
+    from troupe_tasks.sizes import parse_mib
 
-    if parse_mib(text, flag="reserve") is Max.MAX:
-        raise ValueError("it is a size that is kept, so it can't be max")
+    parse_mib(text, flag="reserve", takes_max=False)  # it is kept, so all there is can't be
     return text
 
 
@@ -62,11 +63,12 @@ def _driver(text: str) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """One key: what it means and what it accepts (check raises ValueError with the reason)."""
+    """One key: its meaning, what it accepts (check raises ValueError with the reason), what holds while it is unset."""
 
     key: str
     meaning: str
     check: Callable[[str], str]
+    usual: str = ""
 
 
 SETTINGS = {
@@ -81,7 +83,7 @@ SETTINGS = {
                 _matching(r"C[A-Z0-9]{6,20}", "C0123456789")),
         Setting("slack-boundary-private", "a private channel the agent must not reach (channel ID)",
                 _matching(r"[CG][A-Z0-9]{6,20}", "G0123456789")),
-        Setting("reserve", "free disk kept during a move (GiB)", _reserve),
+        Setting("reserve", "free disk kept during a move (GiB)", _reserve, usual=str(RESERVE_GIB)),
         Setting("driver", "how sandboxes are made; a standing yes to that driver", _driver),
     )
 }  # fmt: skip
@@ -97,15 +99,29 @@ def setting(key: str) -> Setting:
 
 
 def read(paths: Paths) -> dict[str, str]:
-    """Return the settings that are set; an unknown key or bad value in the file is refused, naming it."""
+    """Return the settings that are set; an unknown key or bad value in the file is refused, naming both."""
     values: dict[str, str] = {}
     for key, value in _document(paths).items():
+        if key not in SETTINGS:
+            raise _mistaken(paths, key, f"there is no setting {line(key, 60)!r}")
         if not isinstance(value, str):
-            raise StateUnreadable(
-                f"{key} in {paths.config_file} is not text", hint=f'Write it as {key} = "…".'
-            )
-        values[key] = _checked(setting(key), value)
+            raise _mistaken(paths, key, f"{key} is not text", f'Write it as {key} = "…", or take it out: ')
+        try:
+            values[key] = _checked(SETTINGS[key], value)
+        except UsageError as error:
+            raise _mistaken(paths, key, str(error)) from error
     return values
+
+
+def _mistaken(
+    paths: Paths, key: str, why: str, hint: str = "Mend that line, or take it out: "
+) -> StateUnreadable:
+    from shlex import quote
+
+    return StateUnreadable(
+        f"a line of {paths.config_file} is no setting", cause=why,
+        hint=f"{hint}`troupe config unset {quote(key)}`.",
+    )  # fmt: skip
 
 
 def put(paths: Paths, key: str, value: str) -> None:
@@ -116,10 +132,10 @@ def put(paths: Paths, key: str, value: str) -> None:
 
 
 def unset(paths: Paths, key: str) -> bool:
-    """Remove a key and tell whether it was set."""
-    setting(key)
+    """Remove a key and tell whether it was set. What is in the file goes, even if it is no setting."""
     document = _document(paths)
     if key not in document:
+        setting(key)
         return False
     del document[key]
     _write(paths, document)

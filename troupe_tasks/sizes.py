@@ -72,10 +72,10 @@ def parse_cpus(text: str, *, flag: str = "--cpu") -> Amount:
     return int(word)
 
 
-def parse_mib(text: str, *, flag: str) -> Amount:
-    """Return a size in MiB, rounded up to a whole one, or MAX. Raises UsageError."""
+def parse_mib(text: str, *, flag: str, takes_max: bool = True) -> Amount:
+    """Return a size in MiB, rounded up to a whole one, or MAX where that is taken. Raises UsageError."""
     word = text.strip()
-    if word.lower() == "max":
+    if takes_max and word.lower() == "max":
         return Max.MAX
     match = _SIZE.fullmatch(word)
     mib = 0
@@ -84,7 +84,8 @@ def parse_mib(text: str, *, flag: str) -> Amount:
         # Up, so that nobody gets less than was asked for: a tenth of a GiB is no whole number of MiB.
         mib = int(plain_mib) if plain_mib else -(-(int(whole) * 10 + int(tenth or 0)) * MIB_PER_GIB // 10)
     if mib == 0:
-        raise _unusable(flag, text, "GiB with at most one decimal (8, 1.5, 8GiB), whole MiB (512MiB), or max")
+        numbers = "GiB with at most one decimal (8, 1.5, 8GiB), whole MiB (512MiB)"
+        raise _unusable(flag, text, f"{numbers}, or max" if takes_max else numbers)
     return mib
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -93,10 +94,45 @@ def test_bad_values_are_refused_and_nothing_is_written(paths: Paths, key: str, v
 
 def test_a_bad_value_in_the_file_is_told(paths: Paths) -> None:
     paths.config_file.write_text('timezone = "Atlantis"\n', encoding="utf-8")
-    with pytest.raises(UsageError, match="Atlantis"):
+    with pytest.raises(StateUnreadable) as refused:
         config.read(paths)
+    assert str(paths.config_file) in refused.value.what
+    assert "Atlantis" in refused.value.cause
     config.put(paths, "timezone", "UTC")
     assert config.read(paths) == {"timezone": "UTC"}
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("foo", 'foo = "x"\n'),
+        ("time zone", '"time zone" = "x"\n'),
+        ("foo", "[foo]\nx = 1\n"),
+        ("timezone", "[timezone]\nx = 1\n"),
+        ("reserve", 'reserve = "lots"\n'),
+        ("reserve", 'reserve = "max"\n'),
+        ("reserve", "reserve = 5\n"),
+        ("driver", 'driver = "docker"\n'),
+    ],
+)
+def test_a_wrong_line_is_told_with_its_file_and_can_be_taken_out(paths: Paths, key: str, text: str) -> None:
+    paths.config_file.write_text(text, encoding="utf-8")
+    with pytest.raises(StateUnreadable) as refused:
+        config.read(paths)
+    assert str(paths.config_file) in refused.value.what
+    assert key in refused.value.cause
+    *_, unset = shlex.split(refused.value.hint.split("`")[-2])
+    assert unset == key
+    assert config.unset(paths, unset)
+    assert config.read(paths) == {}
+
+
+def test_a_size_that_is_kept_can_not_be_all_there_is_and_is_not_said_to_be(paths: Paths) -> None:
+    for text in ("max", "lots"):
+        with pytest.raises(UsageError) as refused:
+            config.put(paths, "reserve", text)
+        assert "max" not in refused.value.hint
+        assert "GiB" in refused.value.hint
 
 
 @pytest.mark.parametrize(

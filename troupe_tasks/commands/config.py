@@ -11,7 +11,7 @@ _KEY = {"key": "The setting's name; `troupe config` lists them."}
 
 @command(example="troupe config --json", flags={}, name="list")
 def show(context: Context, json: bool = False, debug: bool = False) -> None:
-    """List this machine's settings, what each means, and what it is set to."""
+    """List this machine's settings, what each is set to, and what it means."""
     from troupe_tasks import config
     from troupe_tasks.commands.output import show_json
     from troupe_tasks.paths import Paths
@@ -22,7 +22,8 @@ def show(context: Context, json: bool = False, debug: bool = False) -> None:
         show_json({key: values.get(key) for key in config.SETTINGS})
         return
     for setting in config.SETTINGS.values():
-        print(f"{setting.key:24} {escape(values.get(setting.key, '-')):24} {setting.meaning}")
+        usual = f"{setting.usual} (not set)" if setting.usual else "-"
+        print(f"{setting.key:24} {escape(values.get(setting.key, usual)):24} {setting.meaning}")
 
 
 @command(example="troupe config get timezone", flags=_KEY, positional=("key",))

@@ -24,7 +24,7 @@ from troupe_tasks.record import Record
 from troupe_tasks.sizes import parse_mib, show_mib
 from troupe_tasks.text import line
 
-_RESERVE_MIB = 50 * 1024
+_RESERVE_MIB = config.RESERVE_GIB * 1024
 _NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[a-z-]{1,20}(-[0-9]{1,3})?")
 DEADLINE_S = 6 * 3600.0
 _PROOF = "proof.json"

@@ -98,6 +98,7 @@ class Verdict:
     lines: tuple[Line, ...]
     refusals: tuple[str, ...]
     notes: tuple[str, ...]
+    unsized: tuple[str, ...] = ()  # the sandboxes that a refusal names, last
 
     @property
     def over(self) -> tuple[Line, ...]:
@@ -112,9 +113,10 @@ class Verdict:
     def raise_refusals(self) -> None:
         """Raise OverBudget (with a hint that --force is no help) when the agent is refused outright."""
         if self.refusals:
+            todo = ["choose smaller sizes"] if len(self.refusals) > len(self.unsized) else []
+            todo += [f"stop {name}" for name in self.unsized]
             raise OverBudget(
-                "; ".join(self.refusals),
-                hint="--force does not pass this: choose smaller sizes, or stop the sandbox that is named.",
+                "; ".join(self.refusals), hint=f"--force does not pass this: {' and '.join(todo)}."
             )
 
     def raise_over(self) -> None:
@@ -141,7 +143,9 @@ def check(host: Host, need: Need, *, others: Iterable[Running]) -> Verdict:
     lines = [
         line for line in (_memory(host, need, load), _cpus(host, need, load), _disk(host, need, load)) if line
     ]
-    return Verdict(tuple(lines), tuple(_refusals(host, need, load)), tuple(_notes(host, load)))
+    return Verdict(
+        tuple(lines), tuple(_refusals(host, need, load)), tuple(_notes(host, load)), tuple(load.unsized)
+    )
 
 
 def room(host: Host, *, driver: str, others: Iterable[Running]) -> Room:

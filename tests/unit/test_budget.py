@@ -110,6 +110,21 @@ def test_a_running_sandbox_of_unknown_size_is_refused(unsized: dict[str, None]) 
     assert check(HOST, NEED, others=[other(up=False, **unsized)]).fits
 
 
+@pytest.mark.parametrize(
+    ("cpus", "unsized", "todo"),
+    [
+        (99, False, "choose smaller sizes"),
+        (1, True, "stop Jane"),
+        (99, True, "choose smaller sizes and stop Jane"),
+    ],
+)
+def test_a_refusal_hints_at_what_would_lift_it(cpus: int, unsized: bool, todo: str) -> None:
+    others = [other(cpus=None)] if unsized else [other()]
+    with pytest.raises(OverBudget) as refused:
+        check(HOST, replace(NEED, cpus=cpus), others=others).raise_refusals()
+    assert refused.value.hint == f"--force does not pass this: {todo}."
+
+
 def test_an_unknown_disk_is_noted() -> None:
     verdict = check(HOST, NEED, others=[other(disk_growth_mib=None)])
     assert verdict.fits

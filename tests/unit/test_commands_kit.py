@@ -68,13 +68,25 @@ def test_publish_refuses_a_place_that_is_none(kit: Path) -> None:
     assert "no value for registry" in done.stderr
 
 
+def test_publish_to_a_place_that_does_not_answer_names_that_place(kit: Path) -> None:
+    done = troupe("kit", "publish", str(kit), "127.0.0.1:1/kits")
+    assert done.returncode == 4
+    assert "127.0.0.1:1/kits" in done.stderr.splitlines()[-1]
+    assert "config get registry" not in done.stderr
+
+
 def test_inspect_shows_a_kit_of_the_checkout_whole() -> None:
     done = troupe("kit", "inspect", "hermes")
     assert done.returncode == 0
     for word in ("services", "settings", "2 GiB memory", "pypi.org:443", "one of troupe's own"):
         assert word in done.stdout
     shown = json.loads(troupe("kit", "inspect", "hermes", "--json").stdout)
-    assert {"name", "line", "required", "hosts"} == set(shown["services"][0])
+    assert {"name", "line", "required", "hosts", "when"} == set(shown["services"][0])
+    openai = next(one for one in shown["services"] if one["name"] == "openai")
+    assert openai["when"] == {"setting": "provider", "value": "openai"}
+    assert "openai (required, if provider is openai) to api.openai.com" in done.stdout
+    assert "if provider is other): " in done.stdout.partition("settings")[2]
+    assert "  provider (choice, openrouter by default): " in done.stdout
     assert shown["digest"] is None
 
 

@@ -9,7 +9,8 @@ from invoke import Context
 from troupe_tasks.commands.frame import command
 
 if TYPE_CHECKING:
-    from troupe_tasks.operations.kit import Inspected, Version
+    from troupe_tasks.kits.settings import When
+    from troupe_tasks.operations.kit import Inspected, KitService, Version
 
 _FOLDER = {"folder": "The kit's folder, named as the kit is."}
 _KIT = {"kit": "TYPE, or TYPE:VERSION; without a version it is the latest."}
@@ -51,6 +52,7 @@ def publish_(context: Context, folder: str, registry: str, json: bool = False, d
     from pathlib import Path
 
     from troupe_tasks.commands import output, questions
+    from troupe_tasks.errors import RegistryFailed
     from troupe_tasks.kits import publish
     from troupe_tasks.operations.house import House
     from troupe_tasks.operations.kit import opened
@@ -60,7 +62,12 @@ def publish_(context: Context, folder: str, registry: str, json: bool = False, d
     artifact = publish.packed(Path(folder))
     with output.progress(quiet=json) as progress:
         to = opened(House(Paths.from_env()), questions.Logins(progress), place=registry)
-        done = publish.publish(artifact, to, progress.step)
+        try:
+            done = publish.publish(artifact, to, progress.step)
+        except RegistryFailed as error:
+            if error.hint == RegistryFailed.hint:  # which names a setting, and no setting was asked
+                error.hint = f"Check the network and the place, {registry}, then run the same command again."
+            raise
     name = artifact.name
     if json:
         output.show_json(
@@ -141,6 +148,14 @@ def inspect(context: Context, kit: str, json: bool = False, debug: bool = False)
             print(f"  {escape(line)}")
 
 
+def _only(when: When | None) -> str:
+    return f", if {when.setting} is {when.value}" if when else ""
+
+
+def _needed(service: KitService) -> str:
+    return f"{'required' if service.required else 'optional'}{_only(service.when)}"
+
+
 def _parts(found: Inspected) -> list[tuple[str, list[str]]]:
     from troupe_tasks.sizes import show
 
@@ -148,11 +163,10 @@ def _parts(found: Inspected) -> list[tuple[str, list[str]]]:
         cpus=found.cpus, memory_mib=found.memory_mib, storage_mib=found.storage_mib, docker_mib=found.docker_mib
     )  # fmt: skip
     services = [
-        f"{one.name} ({'required' if one.required else 'optional'}) to {', '.join(one.hosts)}: {one.line}"
-        for one in found.services
+        f"{one.name} ({_needed(one)}) to {', '.join(one.hosts)}: {one.line}" for one in found.services
     ]
     settings = [
-        f"{one.name} ({one.form}{f', {one.default} by default' if one.default else ''}): {one.ask}"
+        f"{one.name} ({one.form}{f', {one.default} by default' if one.default else ''}{_only(one.when)}): {one.ask}"
         for one in found.settings
     ]
     return [

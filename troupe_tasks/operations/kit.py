@@ -14,6 +14,7 @@ from troupe_tasks.errors import NotReady, UsageError
 from troupe_tasks.journal import Journal
 from troupe_tasks.kits import local, oci, pulled
 from troupe_tasks.kits.model import EgressHost, Kit
+from troupe_tasks.kits.settings import When
 from troupe_tasks.operations.house import House
 from troupe_tasks.sandbox import drivers
 from troupe_tasks.secret import Secret
@@ -212,6 +213,7 @@ class KitService(BaseModel):
     line: str
     required: bool
     hosts: tuple[str, ...]
+    when: When | None
 
 
 class KitSetting(BaseModel):
@@ -223,6 +225,7 @@ class KitSetting(BaseModel):
     ask: str
     form: str
     default: str | None
+    when: When | None
 
 
 class Inspected(BaseModel):
@@ -253,12 +256,13 @@ def inspect(house: House, reference: str, *, login: Login, told: Told) -> Inspec
         egress=kit.egress,
         services=tuple(
             KitService(
-                name=one.name, line=one.line, required=one.required,
+                name=one.name, line=one.line, required=one.required, when=one.when,
                 hosts=(*one.hosts, *((f"that of the setting {one.hosts_from}",) if one.hosts_from else ())),
             ) for one in kit.services
         ),
         settings=tuple(
-            KitSetting(name=one.name, ask=one.ask, form=one.form, default=one.default) for one in kit.settings
+            KitSetting(name=one.name, ask=one.ask, form=one.form, default=one.default, when=one.when)
+            for one in kit.settings
         ),
     )  # fmt: skip
 

@@ -21,6 +21,8 @@ from troupe_tasks.errors import UsageError
 
 HELP = ("--help", "-h")
 _AHEAD = (*HELP, "--json", "--debug")  # flags of a command that people also put before it
+_ALONE = ("--version", "-V")
+_SHELLS = ("bash", "zsh", "fish")
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,10 @@ def normalise(argv: Sequence[str], namespace: Collection) -> list[str]:
     """Return argv (without the program's name) as Invoke wants it."""
     ahead = list(itertools.takewhile(_AHEAD.__contains__, argv))
     argv = argv[len(ahead) :]
-    if not argv or argv[0].startswith("-"):
-        return [*ahead, *argv]  # Invoke's own: --version, --list, completion
+    if not argv:
+        return ["--help"] if ahead else []
+    if argv[0].startswith("-"):
+        return _without_command(argv, namespace)
     group = namespace.collections.get(argv[0])
     if group is not None and not group.default and [*argv[1:], *ahead][:1] in ([word] for word in HELP):
         return ["--list", argv[0]]
@@ -47,6 +51,25 @@ def normalise(argv: Sequence[str], namespace: Collection) -> list[str]:
         return ["--help", name]
     task: Task[Any] = namespace[name]
     return [name, *_arranged(name, task, rest)]
+
+
+def _without_command(argv: Sequence[str], namespace: Collection) -> list[str]:
+    """Return the words that Invoke answers itself, where they are of a form that it takes."""
+    flag, equals, value = argv[0].partition("=")
+    rest = [value, *argv[1:]] if equals else list(argv[1:])
+    if flag == "--complete":
+        return list(argv)
+    if flag in _ALONE and all(word in _AHEAD for word in rest):
+        return [flag]
+    if flag in ("--list", "-l") and (not rest or (len(rest) == 1 and rest[0] in namespace.collections)):
+        return [flag, *rest]
+    if flag == "--print-completion-script":
+        if len(rest) == 1 and rest[0] in _SHELLS:
+            return [flag, *rest]
+        raise UsageError(f"{flag} takes one shell", hint=f"The shells are: {', '.join(_SHELLS)}.")
+    known = flag in (*_ALONE, "--list", "-l")
+    what = f"{flag} can't take {rest[0][:60]!r}" if known else f"troupe has no flag {flag[:60]}"
+    raise UsageError(what, hint="`troupe --help` lists the commands; a command's flags come after it.")
 
 
 def _command(argv: Sequence[str], namespace: Collection) -> tuple[str, Sequence[str]]:

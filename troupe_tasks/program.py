@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 from invoke.program import Program
+from invoke.util import helpline
 
 _FRAME = """\
 Usage: troupe COMMAND [WORDS] [--flags]
@@ -13,6 +14,7 @@ Usage: troupe COMMAND [WORDS] [--flags]
 A troupe of personal AI agents, each in a sandbox of its own. `troupe COMMAND --help` tells about one command.
 Every command that shows something takes --json; --debug shows tracebacks; --version shows the version.
 `troupe --print-completion-script bash` (or zsh, fish) prints the shell completion.
+In a checkout, `./troupe test` runs troupe's own tests.
 """
 
 
@@ -40,3 +42,15 @@ class Troupe(Program):
             (str(argument.name).upper(), context.args[argument.name].help or "") for argument in wanted
         ]
         self.print_columns([*described, *rows])
+        self._print_others(name)
+
+    def _print_others(self, name: str) -> None:
+        # The help of a group whose name alone is a command is that command's, and would hide the others.
+        group, _, own = name.rpartition(".")
+        found: Any = self.collection.collections.get(group)
+        if found is not None and found.default == own:
+            print(f"Other commands of {group}:\n")
+            others = [
+                (f"{group} {one}", helpline(task)) for one, task in sorted(found.tasks.items()) if one != own
+            ]
+            self.print_columns(others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -115,9 +116,43 @@ def test_help_behind_two_dashes_is_a_word() -> None:
     assert parsed(words("chat jane -- -h"))["message"] == "-h"
 
 
-@pytest.mark.parametrize("typed", ["", "--version", "--help", "-l", "--complete -- troupe cr", "--debug"])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "", "--version", "--help", "-l", "--list secret", "--complete -- troupe cr", "--complete -- troupe --frob",
+        "--print-completion-script bash",
+    ],
+)  # fmt: skip
 def test_invokes_own_words_stay(typed: str) -> None:
     assert words(typed) == typed.split()
+
+
+@pytest.mark.parametrize("typed", ["--json --help", "--help --json", "-h --debug", "--debug", "--json"])
+def test_without_a_command_there_is_help(typed: str) -> None:
+    assert words(typed) == ["--help"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "reason"),
+    [
+        ("--frob", "has no flag --frob"),
+        ("--frob list", "has no flag --frob"),
+        ("--json --frob create", "has no flag --frob"),
+        ("--help --frob", "has no flag --frob"),
+        ("-x", "has no flag -x"),
+        ("-", "has no flag -"),
+        ("--", "has no flag --"),
+        ("--version create", "--version can't take 'create'"),
+        ("--version=2", "--version can't take '2'"),
+        ("--list nonsense", "--list can't take 'nonsense'"),
+        ("-l --frob", "-l can't take '--frob'"),
+        ("--print-completion-script", "takes one shell"),
+        ("--print-completion-script=tcsh", "takes one shell"),
+    ],
+)
+def test_before_a_command_stands_nothing_that_is_not_known(typed: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(reason)):
+        words(typed)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,13 @@ def guarded(body: Callable[[], None], *, as_json: bool, debug: bool, asked: Aske
     signal.signal(signal.SIGTERM, _as_interrupt)
     signal.signal(signal.SIGHUP, _as_interrupt)
     try:
-        body()
+        try:
+            body()
+        except (
+            SystemExit
+        ):  # of a help, or of a command that failed; Python's own flush comes too late to be guarded
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
     except BrokenPipeError:
         _leave_quietly()

@@ -231,7 +231,7 @@ class Interrupted(TroupeError):
     """Ctrl-C or a signal stopped the command. Where an operation was left half done, the message names it."""
 
     status = 130
-    hint = "Nothing was left half done. Run the same command again to do it after all."
+    hint = "No operation was left half done. Run the same command again to do it after all."
 
 
 def tree(root: type[TroupeError] = TroupeError) -> Iterator[tuple[int, type[TroupeError]]]:

@@ -89,6 +89,13 @@ def test_an_interrupt_tells_of_every_agent_that_was_named(
     assert said["hint"] == f"Finish them: `{FINISH}`, `troupe stop john`."
 
 
+def test_an_interrupted_delete_is_finished_and_nothing_else(
+    paths: Paths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Journal(paths, ID).open("delete", inputs={}, finish="troupe delete jane", supersedes=True)
+    assert interrupted(capsys, agent=ID)["hint"] == "Finish it: `troupe delete jane`."
+
+
 @pytest.mark.parametrize("agent", ["ann", "broker"])
 def test_an_interrupt_that_left_nothing_half_done_says_so(
     paths: Paths, capsys: pytest.CaptureFixture[str], agent: str

@@ -84,7 +84,9 @@ def interrupted(agents: Sequence[str], *, everyone: bool = False) -> Interrupted
     if not found:
         return Interrupted("interrupted")
     finish = ", ".join(f"`{opened.finish}`" for opened in found.values())
-    give_up = f" Or give the agent up: `troupe delete {next(iter(found))}`." if len(found) == 1 else ""
+    first, opened = next(iter(found.items()))
+    may = len(found) == 1 and opened.operation != "delete"
+    give_up = f" Or give the agent up: `troupe delete {first}`." if may else ""
     return Interrupted(
         "interrupted", cause="; ".join(_unfinished(one, opened) for one, opened in found.items()),
         hint=f"Finish {'it' if len(found) == 1 else 'them'}: {finish}.{give_up}",

@@ -21,7 +21,7 @@ def show_json(value: BaseModel | list[Any] | dict[str, Any]) -> None:
 
 
 class Progress:
-    """Long work's progress: a spinner and ticked lines on a terminal, plain lines elsewhere."""
+    """Long work's progress: a spinner beside the step at hand on a terminal, a line a step elsewhere."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet

@@ -149,7 +149,12 @@ def test_one_whose_own_file_is_damaged_is_broken_and_can_be_stopped_and_removed(
     house.only("capsule", why="where the file is, is the capsule's")
     one = house.started(fresh())
     pids = house.driver.pids(one)
-    (house.paths.sandbox(one) / "spec.json").write_text(damage)
+    folder = house.paths.sandbox(one)
+    (folder / "spec.json").write_text(damage)
+    if damage and (folder / "run.json").exists():
+        (folder / "run.json").write_text(
+            damage
+        )  # then its control groups, or the place of its disk, show what runs
     listing = house.driver.list()
     info = listing.find(one)
     assert info is not None

@@ -142,13 +142,12 @@ class Namespaces:
 
     def clear(self, sandbox_id: str) -> None:
         """Kill bubblewrap and the first process, with which the kernel ends all others inside."""
-        mark: bytes | None = None
         try:
             mark = keeping.load(self._paths, sandbox_id).identity.encode()
         except SandboxGone:
             return
-        except StateUnreadable:  # then its run alone tells which processes are its own
-            pass
+        except StateUnreadable:  # then its run tells which processes are its own, or an ordinary user's disk
+            mark = os.fsencode(self._paths.sandbox(sandbox_id) / "disk" / "state")
         end = time.monotonic() + _DEADLINE_S
         while pids := self._pids(sandbox_id, mark):
             for pid in pids:
@@ -195,10 +194,10 @@ class Namespaces:
         """Return bubblewrap's processes and everything in the namespace that they made."""
         return self._pids(saved.spec.id, saved.identity.encode())
 
-    def _pids(self, sandbox_id: str, mark: bytes | None) -> tuple[int, ...]:
+    def _pids(self, sandbox_id: str, mark: bytes) -> tuple[int, ...]:
         run = self._run(sandbox_id)
         every = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        own = {int(entry.name) for entry in every if mark is not None and _is_bwrap(entry, mark)}
+        own = {int(entry.name) for entry in every if _is_bwrap(entry, mark)}
         if run is not None and _lives(run):
             spaces = {_pid_space(run.pid)}
         else:  # not noted, or badly: the first process is bubblewrap's child

@@ -143,7 +143,7 @@ def _refuse_links(house: House, agent_id: str) -> None:
     paths = house.paths
     many = [paths.backups(agent_id), paths.live_apply(agent_id)]
     places = [
-        *many, *(entry for folder in many if folder.is_dir() for entry in folder.iterdir()),
+        *many, *(entry for folder in many for entry in _entries(folder)),
         paths.agent(agent_id), paths.receipts(agent_id), paths.keys(agent_id), paths.logs(agent_id),
         paths.egress(agent_id), *map(paths.sandbox, sorted(_maybe_half_made(house, agent_id))),
     ]  # fmt: skip
@@ -152,6 +152,13 @@ def _refuse_links(house: House, agent_id: str) -> None:
             f"{link} is a link, and what it leads to would not be deleted", cause="troupe follows none",
             hint="Remove what it leads to yourself, or move it back in place of the link; then remove the link.",
         )  # fmt: skip
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:  # none, or closed: a removal opens it, and tells what it can't remove
+        return []
 
 
 def _to_revoke(paths: Paths, agent_id: str, book: Journal) -> tuple[str, ...]:

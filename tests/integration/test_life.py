@@ -145,12 +145,16 @@ def test_a_killed_broker_comes_back_by_itself(running: House) -> None:
     wait_until(lambda: running.troupe("chat", ID, "through again?").status == 0)
 
 
+def supervisors(running: House) -> list[int]:
+    return processes(running, str(running.code / "troupe_tasks/services/supervisord.py"))
+
+
 def test_after_a_killed_supervisor_the_next_command_brings_all_back_once(running: House) -> None:
-    (before,) = processes(running, "supervisor.supervisord")
+    (before,) = supervisors(running)
     os.kill(before, signal.SIGKILL)
     assert running.troupe("restart", ID).status == 0
     wait_until(lambda: state(running) == "running")
-    assert len(processes(running, "supervisor.supervisord")) == 1
+    assert len(supervisors(running)) == 1
     assert len(processes(running, "troupe_tasks.egress.broker")) == 1
     assert len(gateway(running)) == 1
     assert running.troupe("chat", ID, "all well?").status == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from troupe_tasks.errors import NotReady
+from troupe_tasks import durable
+from troupe_tasks.errors import DiskFull, NotReady
 from troupe_tasks.paths import Paths
 from troupe_tasks.services import launch
 from troupe_tasks.services.protocol import Phase, Service
@@ -321,3 +323,50 @@ def test_shutdown_leaves_no_process(paths: Paths, keeper: Supervisor) -> None:
     assert not Path("/proc", str(first), "exe").exists()
     assert not Path("/proc", str(daemon), "exe").exists()
     assert phase(keeper) is Phase.STOPPED
+
+
+def test_supervisord_lives_on_while_no_file_can_grow(paths: Paths, keeper: Supervisor) -> None:
+    count = paths.state.parent / "count"
+    code = (
+        f"import pathlib, time\nfor number in range(10**6):\n    print('up', number, flush=True)\n"
+        f"    pathlib.Path({str(count)!r}).write_text(str(number))\n    time.sleep(0.01)"
+    )
+    one = service(paths, code)
+    first = started(keeper, one)
+    supervisord = int((paths.run / "supervisor" / "supervisord.pid").read_text())
+    before = resource.prlimit(supervisord, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    size, printed = one.log.stat().st_size, said(count)
+    until(lambda: said(count) > printed + 50)
+    assert pid(keeper) == first
+    assert int((paths.run / "supervisor" / "supervisord.pid").read_text()) == supervisord
+    resource.prlimit(supervisord, resource.RLIMIT_FSIZE, before)
+    until(lambda: one.log.stat().st_size > size + 4096)
+    assert pid(keeper) == first
+
+
+def test_what_was_stopped_on_a_full_disk_is_started_by_no_later_supervisord(
+    paths: Paths, keeper: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = service(paths), service(paths, name="gateway-john")
+    started(keeper, one)
+    started(keeper, other)
+
+    def full(path: Path, _data: bytes) -> None:
+        raise DiskFull(f"no room left to write {path}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "write", full)
+        with pytest.raises(DiskFull):
+            keeper.stop([one.name])
+    supervisord = int((paths.run / "supervisor" / "supervisord.pid").read_text())
+    os.kill(supervisord, signal.SIGKILL)
+    until(lambda: not Path("/proc", str(supervisord), "exe").exists())
+    assert pid(keeper, other.name)
+    assert one.name not in keeper.states()
+    assert launch.holders(paths.run / "supervisor" / "programs" / f"{one.name}.lock") == []
+    started(keeper, one)
+
+
+def said(count: Path) -> int:
+    """Return how far a service has counted."""
+    return int(count.read_text() or 0)

@@ -19,7 +19,7 @@ from typing import Any
 from troupe_tasks import durable, locks, process
 from troupe_tasks.errors import DiskFull, NotReady
 from troupe_tasks.paths import Paths
-from troupe_tasks.services import launch, rpc, settings
+from troupe_tasks.services import launch, rpc, settings, supervisord
 from troupe_tasks.services.protocol import Phase, Service, ServiceState
 from troupe_tasks.text import line
 
@@ -115,7 +115,7 @@ class Supervisor:
             return
         durable.make_private_dir(self._folder / "programs")
         settings.write(self._folder)
-        program = [sys.executable, "-P", "-m", "supervisor.supervisord", "-n", "-c", "supervisord.conf"]
+        program = [sys.executable, "-P", supervisord.__file__, "-n", "-c", "supervisord.conf"]
         process.run(["/bin/sh", "-c", _DETACHED, "sh", *program], cwd=self._folder, deadline_s=_START_S)
         until = time.monotonic() + _START_S
         while not self._alive():
@@ -193,8 +193,16 @@ class Supervisor:
                 left = ", ".join(map(str, launch.holders(lock)))
                 raise NotReady(f"the service {name} could not be stopped", cause=f"processes {left}")
         if full is not None:
+            for name in chosen:
+                self._forget(name)
             raise full
         return tuple(sorted(killed))
+
+    def _forget(self, name: str) -> None:
+        # There is no room to note that it is not wanted, and the supervisord after this one must not start it.
+        (self._folder / "programs" / f"{name}.json").unlink(missing_ok=True)
+        with suppress(rpc.Down):
+            self._call("removeProcessGroup", name, ok=(rpc.BAD_NAME,))
 
     def _wait_for_end(self, chosen: dict[str, settings.Spec]) -> set[str]:
         began = time.monotonic()

@@ -10,12 +10,15 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.integration.house import Ended, House, wait_until
 from troupe_tasks.journal import Journal
+from troupe_tasks.operations.house import gateway_name
+from troupe_tasks.sandbox.protocol import State
 
 NAME, ID = "Bad Input", "bad-input"
 REQUEST = ("create", "probe", "--name", NAME, "--rehearsal")
@@ -166,7 +169,7 @@ def small(house: House) -> Iterator[House]:
             bind = ["mount", "--bind", str(house.paths.data / name), str(other.paths.data / name)]
             subprocess.run(bind, check=True, timeout=20)
         yield other
-        (home / "filler").unlink()
+        (home / "filler").unlink(missing_ok=True)
         other.forget()
     finally:
         subprocess.run(["umount", "--lazy", home], check=True, timeout=20)
@@ -185,6 +188,30 @@ def test_a_disk_that_fills_in_the_middle_of_create_is_told_and_delete_removes_al
     deleted = small.troupe("delete", ID, "--yes-i-mean", NAME)
     assert deleted.status in (0, 3), deleted
     assert small.traces(ID) == [], deleted
+
+
+@needs_root
+def test_an_agent_is_stopped_on_a_disk_that_is_full(small: House) -> None:
+    assert small.troupe(*REQUEST, "--storage", "64MiB", "--force").status == 0
+    with (small.home / "filler").open("wb", buffering=0) as filler, suppress(OSError):  # at last
+        while True:
+            filler.write(bytes(4096))
+    assert os.statvfs(small.home).f_bavail == 0
+    assert small.rooms.services.states()[gateway_name(ID)].phase.up
+    assert sandbox_is_up(small)
+    said_well(small.troupe("restart", ID, "--force"), 4, "no room left")
+    assert sandbox_is_up(small)  # it could not have been started again
+    said_well(small.troupe("stop", ID), 4, f"{ID} is stopped")
+    assert gateway_name(ID) not in small.rooms.services.states()
+    assert not sandbox_is_up(small)
+    (small.home / "filler").write_bytes(b"")
+    assert small.troupe("stop", ID).status == 0
+    assert small.troupe("start", ID, "--force").status == 0
+
+
+def sandbox_is_up(small: House) -> bool:
+    (found,) = small.rooms.driver("capsule").list().sandboxes
+    return found.state is State.RUNNING
 
 
 @needs_root

@@ -30,7 +30,7 @@ class Faults:
 
     def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
         self._folder = str(folder)
-        self._fails_at = self._dies_at = self._code = 0
+        self._fails_at = self._fails_until = self._dies_at = self._code = 0
         self.seen, self.dead, self.what, self._dies_in = 0, False, "", ""
         for name in (*_BY_HANDLE, *_BY_PATH, *_ONLY_KILLED):
             patch.setattr(os, name, self._watched(name, getattr(os, name)))
@@ -41,10 +41,11 @@ class Faults:
         self.dead, self.what = False, ""
 
     @contextmanager
-    def fail(self, number: int, code: int) -> Iterator[None]:
+    def fail(self, number: int, code: int, *, and_all_after: bool = False) -> Iterator[None]:
         """Have the Nth write, sync, rename or new folder fail with a code."""
         self.off()
         self._fails_at, self._code = number, code
+        self._fails_until = 1 << 30 if and_all_after else number
         try:
             yield
         finally:
@@ -96,6 +97,6 @@ class Faults:
                 raise Killed(what)
         elif may_fail:
             self.seen += 1
-            if self.seen == self._fails_at:
+            if self._fails_at <= self.seen <= self._fails_until:
                 self.what = what
                 raise OSError(self._code, os.strerror(self._code))

@@ -13,7 +13,8 @@ import pytest
 from tests.model import rules
 from tests.model.faults import Killed
 from tests.model.stage import ID, Stage, called, mark, marks
-from troupe_tasks.errors import BackupFailed, MoveFailed
+from troupe_tasks.errors import BackupFailed, DiskFull, MoveFailed
+from troupe_tasks.operations.house import gateway_name
 
 # All calls with both codes take minutes: without TROUPE_SECONDS each call of the long ones fails with one of them, and
 # the three that move the same way share the calls among them.
@@ -106,6 +107,25 @@ def test_the_nth_write_sync_or_rename_fails(stage: Stage, name: str) -> None:
                 return
             if play.check():
                 play.finish()
+
+
+@pytest.mark.timeout(300)
+def test_it_is_stopped_whichever_write_finds_the_disk_full(stage: Stage) -> None:
+    play = Play(stage, "stop")
+    for number in count(1):
+        play.again()
+        with stage.faults.fail(number, errno.ENOSPC, and_all_after=True):
+            error = called(play.command)
+        assert not stage.keeper.up[gateway_name(ID)]
+        assert stage.record().sandbox not in stage.sandboxes.running
+        if not stage.faults.what:
+            assert error is None
+            assert number > LEAST["stop"], "the seams were not watched"
+            return
+        assert isinstance(error, DiskFull)
+        assert f"{ID} is stopped" in error.what
+        play.finish()
+        assert stage.record().wanted == "down"
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

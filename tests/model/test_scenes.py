@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from troupe_tasks import locks
 from troupe_tasks import record as records
 from troupe_tasks.errors import (
     BackupFailed,
+    DiskFull,
     FolderUnusable,
     Locked,
     MoveFailed,
@@ -28,7 +30,7 @@ from troupe_tasks.errors import (
 from troupe_tasks.keystore.store import Keystore
 from troupe_tasks.keystore.tiers import Tier
 from troupe_tasks.kits import image, local, pins
-from troupe_tasks.operations import backup, create, move, moving, upgrade, vault
+from troupe_tasks.operations import backup, create, move, moving, power, upgrade, vault
 from troupe_tasks.paths import Paths
 from troupe_tasks.secret import Secret
 from troupe_tasks.sizes import Wanted
@@ -346,6 +348,29 @@ def test_a_start_that_was_cut_and_then_fails_stands_in_no_ones_way(stage: Stage)
     stage.restore()
     assert marks(stage.sandboxes.place(stage.record().sandbox)) == expected
     assert rules.check(stage, expected) is None
+
+
+def test_on_a_full_disk_a_gateway_that_can_not_be_stopped_keeps_no_sandbox_up(stage: Stage) -> None:
+    stage.create()
+
+    def stuck(_names: object) -> tuple[str, ...]:
+        raise NotReady("it could not be stopped")
+
+    with pytest.MonkeyPatch.context() as patch, stage.faults.fail(1, errno.ENOSPC, and_all_after=True):
+        patch.setattr(stage.keeper, "stop", stuck)
+        error = called(stage.stop)
+    assert isinstance(error, NotReady)
+    assert error.what == "it could not be stopped"
+    assert not stage.sandboxes.running
+
+
+def test_on_a_full_disk_what_is_to_be_started_again_at_once_is_not_stopped(stage: Stage) -> None:
+    stage.create()
+    with stage.faults.fail(1, errno.ENOSPC, and_all_after=True):
+        error = called(lambda: power.stop(stage, ID, told=print, for_good=False))
+    assert isinstance(error, DiskFull)
+    assert stage.sandboxes.running == {ID}
+    assert rules.check(stage, "") is None
 
 
 def test_an_upgrade_that_went_back_keeps_no_edits_for_it_replaced_none(stage: Stage) -> None:

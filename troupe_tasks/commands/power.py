@@ -37,7 +37,11 @@ def stop(
     context: Context, agents: str = "", all: bool = False, json: bool = False, debug: bool = False
 ) -> None:
     """Stop agents; current work is given time to finish."""
-    _each(agents, everyone=all, does=_stop, done="is stopped", as_json=json)
+
+    def does(house: House, one: str, told: Told) -> bool:
+        return _stop(house, one, told, for_good=True)
+
+    _each(agents, everyone=all, does=does, done="is stopped", as_json=json)
 
 
 @command(example="troupe restart --all", flags={**_AGENTS, **_FORCE}, rest=_IDS)
@@ -48,7 +52,7 @@ def restart(
 
     def both(house: House, one: str, told: Told) -> bool:
         over = _accepted(house, one, force=force)  # before it is stopped: a no leaves it as it is
-        cut = _stop(house, one, told)
+        cut = _stop(house, one, told, for_good=False)
         _start(house, one, told, over_budget=over)
         return cut
 
@@ -70,11 +74,11 @@ def _start(house: House, one: str, told: Told, *, over_budget: bool) -> None:
     power.start(house, one, over_budget=over_budget, told=told)
 
 
-def _stop(house: House, one: str, told: Told) -> bool:
+def _stop(house: House, one: str, told: Told, *, for_good: bool) -> bool:
     from troupe_tasks.commands.output import note
     from troupe_tasks.operations import power
 
-    cut = power.stop(house, one, told=told)
+    cut = power.stop(house, one, told=told, for_good=for_good)
     if cut:
         note(f"{one}: its work did not end in time and was cut")
     return cut

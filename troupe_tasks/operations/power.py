@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 from troupe_tasks import journal, locks
 from troupe_tasks import record as records
 from troupe_tasks.budget import Verdict
-from troupe_tasks.errors import SandboxGone
+from troupe_tasks.errors import DiskFull, SandboxGone
 from troupe_tasks.journal import Decided, Journal, Step
 from troupe_tasks.operations import gateway, moving, outlets, room
 from troupe_tasks.operations.house import House, gateway_name
@@ -120,12 +121,36 @@ STOP: tuple[Step[Job], ...] = (
 
 def start(house: House, agent_id: str, *, over_budget: bool, told: Callable[[str], None]) -> None:
     """Start one agent; running already is fine."""
-    _perform("start", START, Job(house, agent_id, over_budget), told)
+    with _held(house, agent_id):
+        _perform("start", START, Job(house, agent_id, over_budget), told)
 
 
-def stop(house: House, agent_id: str, *, told: Callable[[str], None]) -> bool:
-    """Stop one agent (stopped already is fine); return whether work was cut at the deadline."""
-    return bool(_perform("stop", STOP, Job(house, agent_id), told)["gateway"]["cut"])
+def stop(house: House, agent_id: str, *, told: Callable[[str], None], for_good: bool = True) -> bool:
+    """Stop one agent (stopped already is fine); return whether work was cut at the deadline.
+
+    for_good: it is not to be started at once, so it is stopped on a full disk too, which it may be filling itself.
+    """
+    job = Job(house, agent_id)
+    with _held(house, agent_id):
+        try:
+            return bool(_perform("stop", STOP, job, told)["gateway"]["cut"])
+        except DiskFull as full:
+            if for_good:
+                told(f"{agent_id}: stopping it all the same")
+                _stop_unrecorded(job, full)
+            raise
+
+
+def _stop_unrecorded(job: Job, full: DiskFull) -> NoReturn:
+    """Stop without receipts. The record comes last: until the sandbox is down, it may take whatever is freed."""
+    try:
+        with suppress(DiskFull):  # it is told when the gateway is down
+            job.house.services.stop((gateway_name(job.id),))
+    finally:  # whatever became of the gateway
+        stop_sandbox(job, {})
+    with suppress(DiskFull):
+        records.save(job.house.paths, job.record().model_copy(update={"wanted": "down"}))
+    raise DiskFull(f"{job.id} is stopped, but that could not be written down", cause=full.what) from full
 
 
 def known(house: House, agent_id: str) -> None:
@@ -135,14 +160,19 @@ def known(house: House, agent_id: str) -> None:
         records.load(house.paths, agent_id)
 
 
+@contextmanager
+def _held(house: House, agent_id: str) -> Iterator[None]:
+    known(house, agent_id)
+    with locks.agent(house.paths, agent_id):
+        yield
+
+
 def _perform(
     name: str, steps: tuple[Step[Job], ...], job: Job, told: Callable[[str], None]
 ) -> Mapping[str, Decided]:
-    known(job.house, job.id)
-    with locks.agent(job.house.paths, job.id):
-        finish = f"troupe {name} {job.id}"
-        book, opened = moving.begin(job.house, job.id, name, inputs={}, finish=finish, steps=steps)
-        # Failed, it keeps nothing else out: a reset, a restore or a resize may be what helps.
-        return journal.perform(
-            book, opened, job, steps, told=lambda step: told(f"{job.id}: {step.doing}"), may_be_left=True
-        )
+    finish = f"troupe {name} {job.id}"
+    book, opened = moving.begin(job.house, job.id, name, inputs={}, finish=finish, steps=steps)
+    # Failed, it keeps nothing else out: a reset, a restore or a resize may be what helps.
+    return journal.perform(
+        book, opened, job, steps, told=lambda step: told(f"{job.id}: {step.doing}"), may_be_left=True
+    )

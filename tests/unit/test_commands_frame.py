@@ -186,7 +186,7 @@ def script(
     line = shell.format('"$0" -c "$1"')
     return subprocess.Popen(
         ["bash", "-c", line, sys.executable, code], cwd=ROOT, env={**os.environ, **(env or {})},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 
@@ -237,6 +237,66 @@ def test_a_signal_stops_it_with_130(number: signal.Signals) -> None:
     assert child.returncode == 130
     assert err.startswith(b"troupe: interrupted")
     assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_it_was_started_to_ignore_stays_ignored(number: signal.Signals) -> None:
+    body = (
+        "import sys\ndef body():\n    print('ready', flush=True)\n    sys.stdin.readline()\n    print('done')"
+    )
+    with script(body, shell=f"trap '' {number.name}; exec {{}}") as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        child.send_signal(number)
+        out, err = child.communicate(b"\n", timeout=30)
+    assert (child.returncode, out, err) == (0, b"done\n", b"")
+
+
+LOST = {
+    "closed": "exec {} 2>&-",
+    "full": "exec {} 2>/dev/full",
+    "unread": "exec {} 2> >(exec true)",  # its reader is soon gone
+}
+
+
+TELLS = (
+    "import sys\nfrom troupe_tasks.commands import output\ndef body():\n"
+    "    sys.stdin.readline()\n    with output.progress() as shown:\n"
+    "        for number in range(300):\n            shown.step(f'doing {number}')\n"
+    "            output.note(f'noting {number}')\n    print('done')"
+)
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_what_nobody_can_be_told_interrupts_nothing(how: str) -> None:
+    with script(TELLS, shell=LOST[how]) as child:
+        out, err = child.communicate(b"\n", timeout=60)
+    assert (child.returncode, out, err) == (0, b"done\n", b"")
+
+
+def test_a_terminal_that_goes_away_interrupts_nothing() -> None:
+    master, slave = os.openpty()
+    with script(TELLS, shell=f"exec {{}} 2>/proc/{os.getpid()}/fd/{slave}", env={"TERM": "xterm"}) as child:
+        assert child.stdin is not None
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        shown = b""
+        while b"doing" not in shown:
+            shown += os.read(master, 4096)
+        os.close(slave)
+        os.close(master)
+        out, err = child.communicate(timeout=60)
+    assert (child.returncode, out, err) == (0, b"done\n", b"")
+
+
+def test_an_answer_that_can_not_be_written_still_fails() -> None:
+    body = (
+        "from troupe_tasks.commands import output\ndef body():\n    output.note('noted')\n    print('done')"
+    )
+    with script(body, shell="exec {} >/dev/full") as child:
+        _out, err = child.communicate(timeout=30)
+    assert child.returncode == 4
+    assert err.startswith(b"noted\n")
 
 
 def test_an_error_on_the_way_out_of_a_ctrl_c_is_the_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:

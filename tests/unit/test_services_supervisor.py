@@ -325,6 +325,21 @@ def test_shutdown_leaves_no_process(paths: Paths, keeper: Supervisor) -> None:
     assert phase(keeper) is Phase.STOPPED
 
 
+def test_a_service_ignores_nothing_that_the_command_was_started_to_ignore(
+    paths: Paths, keeper: Supervisor
+) -> None:
+    ignored = (signal.SIGHUP, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
+    try:
+        code = "import signal\nprint([signal.getsignal(n) for n in (1, 15)] == [signal.SIG_DFL] * 2, 'up')\n"
+        one = service(paths, code + _STAYS)
+        started(keeper, one)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert one.log.read_bytes().startswith(b"True up")
+
+
 def test_supervisord_lives_on_while_no_file_can_grow(paths: Paths, keeper: Supervisor) -> None:
     count = paths.state.parent / "count"
     code = (

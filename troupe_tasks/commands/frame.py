@@ -93,8 +93,9 @@ def _agents(given: Mapping[str, Any]) -> tuple[str, ...]:
 def guarded(body: Callable[[], None], *, as_json: bool, debug: bool, asked: Asked = _UNKNOWN) -> None:
     """Run body; show what it raises as a person can use it, and exit with the kind's status."""
     _settle_streams()
-    signal.signal(signal.SIGTERM, _as_interrupt)
-    signal.signal(signal.SIGHUP, _as_interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+            signal.signal(number, _as_interrupt)
     try:
         try:
             body()

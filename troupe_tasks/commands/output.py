@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,10 +30,13 @@ class Progress:
 
     def step(self, doing: str) -> None:
         """Say what is being done now; names from a sandbox may be part of it."""
+        if not self._quiet:
+            with suppress(OSError):  # no line is worth an interruption of the work that it tells of
+                self._say(doing)
+
+    def _say(self, doing: str) -> None:
         from troupe_tasks.text import escape
 
-        if self._quiet:
-            return
         if not self._fancy:
             print(f"- {escape(doing)}", file=sys.stderr, flush=True)
             return
@@ -50,7 +53,8 @@ class Progress:
     def close(self) -> None:
         """End the spinner; nothing of it stays on the screen."""
         if self._status is not None:
-            self._status.stop()
+            with suppress(OSError):
+                self._status.stop()
             self._status = None
 
 
@@ -65,10 +69,11 @@ def progress(*, quiet: bool = False) -> Iterator[Progress]:
 
 
 def note(text: str) -> None:
-    """Say something beside the answer."""
+    """Say something beside the answer; nobody may be left to read it."""
     from troupe_tasks.text import escape
 
-    print(escape(text), file=sys.stderr, flush=True)
+    with suppress(OSError):
+        print(escape(text), file=sys.stderr, flush=True)
 
 
 def somebody_is_there() -> bool:

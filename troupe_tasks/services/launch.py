@@ -76,8 +76,10 @@ def _note(path: Path, what: Tries) -> bool:
 
 def _hold_back(note: Path, *, pauses_s: list[int], limit_s: int) -> None:
     """Wait until the next start is due; raise SystemExit when there were too many."""
-    # Nothing was started yet, so a stop ends this at once, without a word.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Nothing was started yet, so a stop ends this at once, without a word. What nohup had the command that started
+    # supervisord ignore is not for its services.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     found, now = tries(note), clock()
     if found.given_up:
         sys.exit(_GIVEN_UP)

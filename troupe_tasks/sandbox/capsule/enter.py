@@ -119,7 +119,7 @@ def inside(wanted: dict[str, Any], terminal: int | None) -> NoReturn:
     if wanted["report_fd"] is not None:
         os.write(wanted["report_fd"], b"began")
         os.close(wanted["report_fd"])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     argv = wanted["argv"]
     try:

@@ -9,6 +9,8 @@ from troupe_tasks.errors import UsageError
 
 NAME_LIMIT = 35
 ID_LIMIT = 63  # an ID is a host name's label too; a few signs fold to several letters each
+# The machine's own services are called and have logs as an agent would: no agent gets such an ID.
+BROKER, REHEARSAL = SHARED = ("broker", "rehearsal")
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _SANDBOX = re.compile(rf"({_ID.pattern})--[0-9]+")
 # Letters that Unicode does not take apart into a base letter and an accent.
@@ -21,7 +23,8 @@ _FOLDED = str.maketrans(
 def agent_id(name: str) -> str:
     """Return the ID of a display name, or refuse the name with the reason.
 
-    Raises UsageError for a name that is empty, too long, holds a control character, or folds to nothing.
+    Raises UsageError for a name that is empty, too long, holds a control character, or folds to nothing or to an ID
+    that the machine has for itself.
     """
     if not name.strip():
         raise UsageError("the name is empty", hint='Give one, for example: --name "Mr. Doyle".')
@@ -41,6 +44,11 @@ def agent_id(name: str) -> str:
     if len(derived) > ID_LIMIT:
         raise UsageError(
             f"the name folds to an ID of {len(derived)} characters; at most {ID_LIMIT} are allowed"
+        )
+    if derived in SHARED:
+        raise UsageError(
+            f"the name folds to the ID {derived}, which a service of this machine has",
+            hint="Choose another name.",
         )
     return derived
 

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from tests.bench import stage
+from troupe_tasks.names import BROKER, REHEARSAL
 from troupe_tasks.operations.house import House, gateway_name
-from troupe_tasks.operations.outlets import BROKER, REHEARSAL
 from troupe_tasks.services.protocol import Phase
 
 ID = "bench-memory"

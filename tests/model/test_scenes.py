@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,11 +27,14 @@ from troupe_tasks.errors import (
     SandboxFailed,
     SandboxGone,
     Unfinished,
+    UsageError,
 )
 from troupe_tasks.keystore.store import Keystore
 from troupe_tasks.keystore.tiers import Tier
 from troupe_tasks.kits import image, local, pins
+from troupe_tasks.names import agent_id
 from troupe_tasks.operations import backup, create, move, moving, power, upgrade, vault
+from troupe_tasks.operations.house import gateway_name
 from troupe_tasks.paths import Paths
 from troupe_tasks.secret import Secret
 from troupe_tasks.sizes import Wanted
@@ -371,6 +375,30 @@ def test_on_a_full_disk_what_is_to_be_started_again_at_once_is_not_stopped(stage
     assert isinstance(error, DiskFull)
     assert stage.sandboxes.running == {ID}
     assert rules.check(stage, "") is None
+
+
+def test_nothing_of_the_machine_has_the_place_or_the_name_of_an_agents_own(stage: Stage) -> None:
+    stage.create()
+    with locks.machine(stage.paths), locks.named(stage.paths, "supervisor", wait_s=1):
+        places = {stage.paths.locks / "x"}
+        for name, one in vars(Paths).items():
+            if inspect.isfunction(one) and [*inspect.signature(one).parameters] == ["self", "agent_id"]:
+                places.add(getattr(stage.paths, name)("x"))
+        folders = {place.parent for place in places if place.name == "x"}
+        assert len(folders) >= 9
+        there = {entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir()}
+    assert {ID, "broker", "rehearsal", ".machine"} <= there
+    assert [name for name in there if could_be_an_agents(name)] == [ID]
+    own = gateway_name(ID)
+    assert {"broker", "rehearsal", own} == set(stage.keeper.up)
+    assert [name for name in stage.keeper.up if name.startswith(own.removesuffix(ID))] == [own]
+
+
+def could_be_an_agents(name: str) -> bool:
+    try:
+        return agent_id(name) == name
+    except UsageError:
+        return False
 
 
 def test_an_upgrade_that_went_back_keeps_no_edits_for_it_replaced_none(stage: Stage) -> None:

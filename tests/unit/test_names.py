@@ -81,6 +81,8 @@ def test_names_fold(name: str, expected: str) -> None:
         ("a\u2028b", "control character"),
         ("a\ud800b", "control character"),
         ("㎯" * NAME_LIMIT, "at most 63"),
+        ("Broker", "a service of this machine"),
+        ("*rehearsal*", "a service of this machine"),
     ],
 )
 def test_bad_names_are_refused_with_the_reason(name: str, reason: str) -> None:

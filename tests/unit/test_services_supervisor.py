@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -323,6 +325,16 @@ def test_shutdown_leaves_no_process(paths: Paths, keeper: Supervisor) -> None:
     assert not Path("/proc", str(first), "exe").exists()
     assert not Path("/proc", str(daemon), "exe").exists()
     assert phase(keeper) is Phase.STOPPED
+
+
+def test_a_lost_folder_of_logs_is_made_again(paths: Paths, keeper: Supervisor) -> None:
+    one, other = service(paths), service(paths, name="gateway-john")
+    started(keeper, one)
+    shutil.rmtree(one.log.parent)
+    keeper.add(replace(other, log=paths.logs("john") / "gateway.log"))
+    assert one.log.parent.stat().st_mode & 0o777 == 0o700
+    keeper.restart([one.name])
+    until(lambda: one.log.is_file() and b"up" in one.log.read_bytes())
 
 
 def test_a_service_ignores_nothing_that_the_command_was_started_to_ignore(

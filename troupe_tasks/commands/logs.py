@@ -12,9 +12,9 @@ from typing import BinaryIO
 from invoke import Context
 
 from troupe_tasks.commands.frame import command
+from troupe_tasks.names import SHARED
 
 _TAIL_BYTES = 64 << 10
-_SHARED = ("broker", "rehearsal")
 
 
 @command(
@@ -46,9 +46,9 @@ def logs(
             "--json and --follow can't go together", hint="One document has an end: leave one out."
         )
     house, agent_id = chosen(agent)
-    if agent_id not in _SHARED and not known(house.paths, agent_id):
+    if agent_id not in SHARED and not known(house.paths, agent_id):
         raise NotFound(f"there is no agent {agent_id}")
-    name = "egress.jsonl" if egress else f"{agent_id if agent_id in _SHARED else 'gateway'}.log"
+    name = "egress.jsonl" if egress else f"{agent_id if agent_id in SHARED else 'gateway'}.log"
     if json:
         whole = b"".join(_pieces(house.paths.logs(agent_id) / name, follow=False))
         show_json({"agent": agent_id, "lines": escape(whole).splitlines()})

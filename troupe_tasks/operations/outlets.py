@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 from troupe_tasks import durable, resources
+from troupe_tasks.names import BROKER, REHEARSAL
 from troupe_tasks.operations.house import House
 from troupe_tasks.services.protocol import Service
-
-BROKER, REHEARSAL = "broker", "rehearsal"
 
 
 def ensure(house: House, *, rehearsal: bool) -> None:

@@ -91,10 +91,13 @@ def save(folder: Path, one: Spec) -> None:
 
 
 def write(folder: Path) -> None:
-    """Write supervisord.conf for every service there is, and the script that starts each."""
+    """Write supervisord.conf for every service there is, the script that starts each, and the folders of their logs."""
     script = f'exec {shlex.join([sys.executable, "-I", "-S", launch.__file__])} "$1"\n'
     durable.write(folder / "launch.sh", script.encode())
-    sections = [_HEAD, *map(_section, load(folder).values())]
+    known = load(folder)
+    for one in known.values():  # supervisord takes no settings in which one is missing
+        durable.make_private_dir(Path(os.path.normpath(folder / one.log)).parent)
+    sections = [_HEAD, *map(_section, known.values())]
     durable.write(folder / "supervisord.conf", "\n".join(sections).encode())
 
 

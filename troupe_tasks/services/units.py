@@ -20,14 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from troupe_tasks import process, resources
 from troupe_tasks.errors import NotReady
+from troupe_tasks.names import BROKER, SHARED
 from troupe_tasks.paths import Paths
 from troupe_tasks.services import relay, rotate
 from troupe_tasks.services.protocol import FIRST_PAUSE_S, Service
 
 _SYSTEM_ONLY = "# --- The rest only the system manager can give"
 _GATEWAY = "gateway-"
-BROKER = "broker"
-_SHARED = (BROKER, "rehearsal")
 # The broker is there whenever an agent is, so the timer that rotates every log comes and goes with it.
 _ROTATION = ("troupe-logs.timer", "troupe-logs.service")
 _TEMPORARY = (Path("/tmp"), Path("/var/tmp"))
@@ -95,7 +94,7 @@ def files(name: str, paths: Paths, at: Place) -> Files:
             f"hermes-gateway{mark}@.service",
             f"hermes-gateway{mark}@{name.removeprefix(_GATEWAY)}.service",
         )
-    elif name in _SHARED:
+    elif name in SHARED:
         base = unit = f"troupe-{name}{mark}.service"
     else:
         raise NotReady(f"there is no unit for the service {name}")
@@ -186,7 +185,7 @@ def drop_in(service: Service, paths: Paths, at: Place) -> str:
         finals = " ".join(map(str, service.final_exits))
         # Not a success for systemd, which forgets how a unit that did well ended.
         rows.append(f"RestartPreventExitStatus={finals}")
-    if at.system and service.name in _SHARED:
+    if at.system and service.name in SHARED:
         rows.append(f"ReadWritePaths={quoted(str(paths.state))}")
         rows += _temporary(paths.state, paths.data, paths.config, *argv)
     return "\n".join(rows) + "\n"

@@ -5,6 +5,7 @@ report of an earlier `files` once. It runs inside the sandbox, as the agent's ow
 docs/backups.md tells the format.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -34,6 +35,7 @@ WORTH = 65536  # bytes of holes that pay for a member of the sparse kind
 PROBES = 64
 DATABASES = b"hermes"  # the folder in the first one that holds Hermes's own
 USTAR_SIZE = 8 << 30
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def record(key, value):
@@ -68,9 +70,9 @@ class Archive(Survey):
         databases = unfinished(os.path.join(folders[0], DATABASES))
         # None without a need: whoever is killed between making it and undoing that leaves the folder another time.
         left = os.path.lexists(os.path.join(folders[0], SCRATCH))
-        scratch = Scratch(folders[0]) if databases or left else None
+        scratch = self.scratch(folders[0], databases) if databases or left else None
         try:
-            for name in databases:
+            for name in databases if scratch is not None else ():
                 self.settle(folders[0], scratch, name)
             super().run(folders)
             self.out.write(bytes(1024))
@@ -86,9 +88,20 @@ class Archive(Survey):
         """Return what the host is told."""
         return {**super().told(), "raw": self.raw.told(), "stream": self.out.told()}
 
+    def scratch(self, folder, databases):
+        """Return a scratch folder; on a full disk None, and the databases go as they lie: to move may be the cure."""
+        try:
+            return Scratch(folder)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            for name in databases:
+                self.raw.add(database_path(folder, name), str(error))
+            return None
+
     def settle(self, folder, scratch, name):
         """Have a whole copy of a database of Hermes that is in two files now."""
-        path = b"/".join((os.path.basename(folder), DATABASES, name))
+        path = database_path(folder, name)
         try:
             with Beating():
                 self.stand_ins[path] = whole_database(scratch.path, os.path.join(folder, DATABASES), name)
@@ -191,6 +204,11 @@ class Archive(Survey):
             kind, name, status, mode=stat.S_IMODE(status.st_mode), link=link,
             size=size if size < USTAR_SIZE else 0, time_s=0 if before else min(seconds, USTAR_SIZE - 1),
         ))  # fmt: skip
+
+
+def database_path(folder, name):
+    """Return a database's path in the archive."""
+    return b"/".join((os.path.basename(folder), DATABASES, name))
 
 
 def unfinished(home):

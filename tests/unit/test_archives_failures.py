@@ -7,11 +7,13 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import sqlite3
 import stat
 import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -266,11 +268,10 @@ def test_nothing_is_written_into_the_reserve(plain: Plain, tmp_path: Path, share
 
 
 @contextmanager
-def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
-    folder.mkdir()
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0700", "tmpfs", str(folder)], check=True
-    )
+def small_disk(folder: Path, size_bytes: int, *, files: int = 1000) -> Iterator[Path]:
+    folder.mkdir(exist_ok=True)
+    options = f"size={size_bytes},nr_inodes={files},mode=0700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
     try:
         yield folder
     finally:
@@ -286,6 +287,41 @@ def test_a_disk_that_fills_up_is_told_and_left_empty(plain: Plain, tmp_path: Pat
             taken(plain, folder / "backup")
         assert left(folder / "backup") == []
     assert digest(plain) == before
+
+
+def in_two_files(path: Path) -> None:
+    """Leave a database as a killed program does: what it wrote last is beside it."""
+    path.parent.mkdir()
+    live = path.with_name("live")
+    held = sqlite3.connect(live)
+    held.execute("PRAGMA journal_mode=WAL")
+    held.execute("CREATE TABLE t (n INTEGER)")
+    held.execute("INSERT INTO t VALUES (42)")
+    held.commit()
+    for side in ("", "-wal", "-shm"):
+        shutil.copy(f"{live}{side}", f"{path}{side}")
+    held.close()
+    live.unlink()
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can mount a small disk")
+@pytest.mark.parametrize("files", [10, 1000], ids=["files", "bytes"])
+def test_a_full_disk_inside_keeps_no_database_out(tmp_path: Path, files: int) -> None:
+    plain, fresh = Plain(tmp_path / "old"), Plain(tmp_path / "new")
+    with small_disk(plain.root / "state", 1 << 20, files=files) as state:
+        in_two_files(state / "hermes/state.db")
+        with suppress(OSError), (state / "filler").open("wb", buffering=0) as filler:
+            for number in range(1 << 20):
+                filler.write(bytes(4096)) if files > 100 else (state / str(number)).touch()
+        before = digest(plain)
+        archive = taken(plain, tmp_path / "backup")
+        assert digest(plain) == before
+        assert not (state / ".troupe-scratch").exists()
+    assert [name.partition(" ")[0] for name in archive.raw.first] == ["state/hermes/state.db"]
+    put(fresh.driver(), ID, tmp_path / "backup", archive, deadline_s=60, reserve=plenty)
+    held = sqlite3.connect(fresh.root / "state/hermes/state.db")
+    assert held.execute("SELECT n FROM t").fetchall() == [(42,)]
+    held.close()
 
 
 class Broken:

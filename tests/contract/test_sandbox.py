@@ -23,7 +23,15 @@ import pytest
 
 from tests.contract.asking import run, state
 from tests.contract.conftest import House
-from troupe_tasks.errors import AlreadyExists, SandboxFailed, SandboxGone, SandboxTimeout, TroupeError
+from troupe_tasks import durable
+from troupe_tasks.errors import (
+    AlreadyExists,
+    DiskFull,
+    SandboxFailed,
+    SandboxGone,
+    SandboxTimeout,
+    TroupeError,
+)
 from troupe_tasks.record import sandbox_of
 from troupe_tasks.sandbox.protocol import State
 
@@ -208,6 +216,24 @@ def test_start_goes_on_after_being_killed_at_any_moment(house: House, fresh: Fre
     house.driver.remove(one)
     left = [path for path in house.paths.run.rglob("*") if one in path.name]
     assert left == []
+
+
+def test_a_start_that_finds_the_disk_full_leaves_no_control_group(
+    house: House, fresh: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.only("capsule", why="it makes no control groups")
+    sandbox = fresh()
+    house.driver.create(house.spec(sandbox))
+
+    def full(path: Path, _data: bytes) -> None:
+        raise DiskFull(f"no room left to write {path}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "write", full)
+        with pytest.raises(DiskFull):
+            house.driver.start(sandbox)
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/troupe/{sandbox}.*"))
+    house.driver.start(sandbox)
 
 
 def test_create_goes_on_after_being_killed_at_any_moment(house: House, fresh: Fresh) -> None:

@@ -70,7 +70,11 @@ def load(paths: Paths, sandbox_id: str) -> Saved:
 def make_groups(paths: Paths, saved: Saved, limits: cgroups.Limits) -> tuple[Path, ...]:
     """Make the control groups of a run and note where they are."""
     groups = cgroups.make(_group_name(saved), limits)
-    durable.write(_groups_file(paths, saved.spec.id), _Groups(groups).model_dump_json().encode())
+    try:
+        durable.write(_groups_file(paths, saved.spec.id), _Groups(groups).model_dump_json().encode())
+    except BaseException:  # nobody else knows of them
+        cgroups.remove(groups)
+        raise
     return groups
 
 

@@ -118,6 +118,36 @@ def test_one_that_was_killed_while_it_looked_goes_on_with_other_words(stage: Sta
     assert rules.check(stage, expected) is None
 
 
+@pytest.mark.parametrize("second", ["upgrade", "restore"])
+@pytest.mark.parametrize("first", [*MOVES, "backup", "drill"])
+def test_whatever_was_killed_while_it_looked_something_else_begins(
+    stage: Stage, first: str, second: str
+) -> None:
+    has_something(stage)
+    stage.backup()
+    stage.publish("0.9.0")
+    number = 1
+    while (begun := rules.pending(stage)) is None:
+        with pytest.raises(Killed), stage.faults.kill(number):
+            command(stage, first)()
+        number += 1
+    assert begun.only_looked
+    command(stage, second)()
+    assert rules.pending(stage) is None
+    assert stage.record().move == 1
+
+
+def test_a_restore_that_only_looked_goes_on_with_no_backup_that_was_pruned_since(stage: Stage) -> None:
+    has_something(stage)
+    stage.backup()
+    oldest = vault.listed(stage, ID)[0].name
+    stage.resize()
+    killed_after("look", stage, lambda: stage.restore(oldest))
+    stage.prune(keep=1)
+    assert oldest not in [one.name for one in vault.listed(stage, ID)]
+    stage.restore()
+
+
 def test_once_all_was_looked_at_it_has_to_be_finished(stage: Stage) -> None:
     has_something(stage)
     killed_after("plan", stage, lambda: stage.resize(memory_mib=384))

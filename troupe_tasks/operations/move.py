@@ -180,7 +180,8 @@ def to_restore(house: House, agent_id: str, name: str) -> str:
     good state. A restore that has begun goes on with its own.
     """
     begun = Journal(house.paths, agent_id).unfinished()
-    if begun is not None and begun.operation == "restore" and name in ("", begun.inputs["backup"]):
+    goes_on = begun is not None and begun.operation == "restore" and not begun.only_looked
+    if begun is not None and goes_on and name in ("", begun.inputs["backup"]):
         return str(begun.inputs["backup"])
     records.load(house.paths, agent_id)
     found = name or _newest(house, agent_id)

@@ -131,7 +131,7 @@ def newest(house: House, agent_id: str, *, login: Login, told: Callable[[str], N
     book = Journal(house.paths, agent_id)
     book.refuse_others("upgrade")
     begun = book.unfinished()
-    if begun is not None:
+    if begun is not None and not begun.only_looked:
         digest = begun.inputs.get("digest")
         kit = pins.pinned(house.paths, record.kit.type, str(begun.inputs["version"]))
         return Found(kit, str(digest) if digest else None)

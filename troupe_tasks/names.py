@@ -53,9 +53,14 @@ def agent_id(name: str) -> str:
     return derived
 
 
+def is_id(text: str) -> bool:
+    """Tell whether text is what an agent's ID is made of."""
+    return len(text) <= ID_LIMIT and _ID.fullmatch(text) is not None
+
+
 def checked_id(text: str) -> str:
     """Return text when it has the form of an ID; a display name is told its ID."""
-    if len(text) <= ID_LIMIT and _ID.fullmatch(text):
+    if is_id(text):
         return text
     if found := _SANDBOX.fullmatch(text[:200]):
         raise UsageError(

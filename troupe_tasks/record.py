@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from troupe_tasks import durable, strict
 from troupe_tasks.errors import NotFound, StateUnreadable
+from troupe_tasks.names import is_id
 from troupe_tasks.paths import Paths
+from troupe_tasks.text import line
 
 KeyTier = Literal["none", "tpm", "host-key", "file"]
 Policy = Literal["balanced", "locked", "open"]
@@ -50,7 +54,7 @@ class Record(BaseModel):
     id: str
     name: str
     kit: KitPin
-    driver: str
+    driver: str = Field(pattern=r"^(sbx|capsule)$")
     isolation: str
     rehearsal: bool
     key_tier: KeyTier
@@ -81,9 +85,31 @@ class Record(BaseModel):
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An agent whose record does not read, and why."""
+
+    id: str
+    error: StateUnreadable
+
+
+class _Newer(BaseModel):
+    """As much of a newer troupe's record as tells that it is one."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    format: int = Field(gt=1, le=1_000_000)
+
+
 def sandbox_of(agent_id: str, move: int) -> str:
     """Return the ID of an agent's first sandbox, or of the one after a move; no agent's ID has two hyphens in a row."""
     return f"{agent_id}--{move}" if move else agent_id
+
+
+def move_of(sandbox_id: str) -> int:
+    """Return how many sandboxes its agent had before a sandbox."""
+    number = sandbox_id.partition("--")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def agent_of(sandbox_id: str) -> str:
@@ -118,24 +144,47 @@ def load(paths: Paths, agent_id: str) -> Record:
 
 
 def find(paths: Paths, agent_id: str) -> Record | None:
-    """Return an agent's record, or None."""
+    """Return an agent's record, or None; raises StateUnreadable."""
     path = paths.record(agent_id)
+    hint = f"Put the file back from a copy of yours, or give the agent up: `troupe delete {agent_id}`."
     try:
         data = durable.read_private(path)
     except FileNotFoundError:
         return None
-    record = strict.parse(Record, data, place=path)
+    except StateUnreadable as error:
+        error.hint = hint
+        raise
+    _refuse_newer(data, path)
+    record = strict.parse(Record, data, place=path, hint=hint)
     if record.id != agent_id:
-        raise StateUnreadable(f"{path} is the record of another agent, {record.id}")
+        raise StateUnreadable(f"{path} is the record of another agent, {line(record.id, 80)}", hint=hint)
     return record
 
 
-def load_all(paths: Paths) -> list[Record]:
-    """Return every agent's record, by ID."""
-    if not paths.agents.is_dir():
-        return []
-    found = (find(paths, folder.name) for folder in sorted(paths.agents.iterdir()) if folder.is_dir())
-    return [record for record in found if record is not None]
+def _refuse_newer(data: bytes, path: Path) -> None:
+    try:
+        found = _Newer.model_validate_json(data).format
+    except ValidationError:
+        return
+    raise StateUnreadable(
+        f"{path} was written by a newer troupe", cause=f"it has format {found}, and this troupe reads format 1",
+        hint="`troupe update` brings this one up to date.",
+    )  # fmt: skip
+
+
+def load_all(paths: Paths) -> tuple[list[Record], list[Unreadable]]:
+    """Return every agent's record, by ID, and the agents whose records do not read: these hide no other."""
+    recorded: list[Record] = []
+    unreadable: list[Unreadable] = []
+    folders = sorted(paths.agents.iterdir()) if paths.agents.is_dir() else []
+    for agent_id in (folder.name for folder in folders if is_id(folder.name) and folder.is_dir()):
+        try:
+            found = find(paths, agent_id)
+        except StateUnreadable as error:
+            unreadable.append(Unreadable(agent_id, error))
+        else:
+            recorded += [found] if found else []
+    return recorded, unreadable
 
 
 def save_self_test(paths: Paths, agent_id: str, result: SelfTest) -> None:

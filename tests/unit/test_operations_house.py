@@ -13,12 +13,14 @@ from troupe_tasks import config
 from troupe_tasks import record as records
 from troupe_tasks.errors import DaemonFailed, NotReady, UsageError
 from troupe_tasks.operations import inventory, outfit, room
+from troupe_tasks.operations.delete import delete
 from troupe_tasks.operations.house import House, Unseen
 from troupe_tasks.paths import Paths
 from troupe_tasks.record import KitPin, Record, Sizes
 from troupe_tasks.sandbox import drivers
 from troupe_tasks.sandbox.protocol import Isolation, LimitReport, Listing, SandboxSpec
 from troupe_tasks.sandbox.protocol import Sizes as Sandboxed
+from troupe_tasks.sandbox.sbx import saved
 
 HERE = Listing(complete=True, sandboxes=())
 
@@ -28,6 +30,7 @@ class Driver:
 
     def __init__(self, name: str, *, ready: bool = True, answers: bool = True) -> None:
         self.name, self.ready, self.answers = name, ready, answers
+        self.removed: list[str] = []
 
     def isolation(self) -> Isolation:
         if not self.ready:
@@ -41,6 +44,9 @@ class Driver:
         if not self.answers:
             raise DaemonFailed("it hangs")
         return HERE
+
+    def remove(self, sandbox_id: str) -> None:
+        self.removed.append(sandbox_id)
 
 
 @pytest.fixture
@@ -191,3 +197,25 @@ def test_a_driver_that_is_gone_is_asked_while_an_agent_has_it(
     assert [driver.name for driver in house.drivers()] == ["capsule"]
     recorded(house, "jane", "sbx")
     assert [driver.name for driver in house.drivers()] == ["sbx", "capsule"]
+
+
+def test_an_agent_of_which_no_record_reads_is_deleted_whatever_ails_a_driver_that_never_had_it(
+    made: dict[str, Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(Paths.from_env())
+    recorded(house, "jane", "capsule")
+    house.paths.record("jane").write_bytes(b"")
+    made["sbx"].answers = False
+    saved.place(house.paths, "another").mkdir(parents=True)
+    delete(house, "jane", told=lambda _line: None)
+    assert not house.paths.agent("jane").exists()
+    assert made["capsule"].removed == ["jane", "jane--1"]
+    recorded(house, "jane", "capsule")
+    house.paths.record("jane").write_bytes(b"")
+    saved.place(house.paths, "jane--1").mkdir()
+    monkeypatch.setattr(drivers, "present", lambda name: name == "capsule")
+    with pytest.raises(DaemonFailed, match="it hangs"):
+        delete(house, "jane", told=lambda _line: None)
+    made["sbx"].answers = True
+    delete(house, "jane", told=lambda _line: None)
+    assert made["sbx"].removed == ["jane", "jane--1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from troupe_tasks import record
 from troupe_tasks.errors import NotFound, StateUnreadable
 from troupe_tasks.paths import Paths
 from troupe_tasks.record import KitPin, Record, SelfTest, Sizes
+from troupe_tasks.sandbox import drivers
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def test_a_record_comes_back_as_it_was(paths: Paths, name: str, cpus: int, memor
 
 def test_no_agent_is_not_found(paths: Paths) -> None:
     assert record.find(paths, "nobody") is None
-    assert record.load_all(paths) == []
+    assert record.load_all(paths) == ([], [])
     with pytest.raises(NotFound, match="no agent nobody"):
         record.load(paths, "nobody")
 
@@ -57,12 +59,56 @@ def test_all_agents_come_by_id(paths: Paths) -> None:
         record.save(paths, one(agent_id))
     (paths.agents / "half-made").mkdir()
     (paths.agents / "file").write_bytes(b"")
-    assert [found.id for found in record.load_all(paths)] == ["a", "b", "c-d"]
+    recorded, unreadable = record.load_all(paths)
+    assert [found.id for found in recorded] == ["a", "b", "c-d"]
+    assert unreadable == []
+
+
+def test_a_record_that_does_not_read_hides_no_other(paths: Paths) -> None:
+    for agent_id in ("a", "b", "c"):
+        record.save(paths, one(agent_id))
+    paths.record("b").write_bytes(b"{")
+    shutil.copytree(paths.agent("c"), paths.agents / "c.copy")  # no agent has such an ID
+    recorded, unreadable = record.load_all(paths)
+    assert [found.id for found in recorded] == ["a", "c"]
+    assert [(found.id, found.error.hint) for found in unreadable] == [
+        (
+            "b",
+            "Put the file back from a copy of yours, or give the agent up: `troupe delete b`.",
+        )
+    ]
+
+
+def test_the_record_of_a_newer_troupe_says_so(paths: Paths) -> None:
+    record.save(paths, one())
+    path = paths.record("mr-doyle")
+    path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 2, "more": {}'))
+    with pytest.raises(StateUnreadable, match=r"source\.json was written by a newer troupe") as caught:
+        record.load(paths, "mr-doyle")
+    assert caught.value.cause == "it has format 2, and this troupe reads format 1"
+    assert "`troupe update`" in caught.value.hint
+
+
+def test_every_driver_that_there_is_can_be_recorded_and_no_other(paths: Paths) -> None:
+    for name in drivers.NAMES:
+        record.save(paths, one(driver=name))
+        assert record.load(paths, "mr-doyle").driver == name
+    path = paths.record("mr-doyle")
+    path.write_bytes(path.read_bytes().replace(f'"{drivers.NAMES[-1]}"'.encode(), b'"vm"'))
+    with pytest.raises(StateUnreadable, match="driver"):
+        record.load(paths, "mr-doyle")
+
+
+def test_a_sandbox_tells_its_agent_and_which_of_its_sandboxes_it_is() -> None:
+    for move in (0, 1, 12):
+        sandbox = record.sandbox_of("mr-doyle", move)
+        assert (record.agent_of(sandbox), record.move_of(sandbox)) == ("mr-doyle", move)
+    assert record.move_of("mr-doyle--odd") == 0
 
 
 @pytest.mark.parametrize(
     "damage",
-    [b"", b"null", b"[]", b"{}", b"\xff", b'{"format": 2}', b"{" * 5000],
+    [b"", b"null", b"[]", b"{}", b"\xff", b'{"format": 0}', b'{"format": "2"}', b"{" * 5000],
 )
 def test_a_damaged_record_is_told_with_its_place(paths: Paths, damage: bytes) -> None:
     record.save(paths, one())

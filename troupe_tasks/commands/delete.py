@@ -31,9 +31,9 @@ def delete(
     if not known(house.paths, agent_id):
         raise NotFound(f"there is no agent {agent_id}")
     say_unfinished(house, agent_id, own="delete")
-    name = _name(house.paths, agent_id)
+    name, what = _name(house.paths, agent_id)
     if name is not None:
-        _confirm(name, yes_i_mean)
+        _confirm(name, yes_i_mean, what=what)
     with output.progress(quiet=json) as progress:
         services = perform(house, agent_id, told=progress.step)
     if json:
@@ -44,27 +44,29 @@ def delete(
         print(f"Revoke its key for {service} at the provider.")
 
 
-def _name(paths: Paths, agent_id: str) -> str | None:
-    """Return the name to be typed; None when a delete got so far that the record is gone, or it can't be read."""
+def _name(paths: Paths, agent_id: str) -> tuple[str | None, str]:
+    """Return what is to be typed, and what that is; None when a delete got so far that the record is gone."""
     from troupe_tasks import record as records
+    from troupe_tasks.commands.output import note
     from troupe_tasks.errors import StateUnreadable
 
     try:
         record = records.find(paths, agent_id)
-    except StateUnreadable:
-        return agent_id
-    return record.name if record else None
+    except StateUnreadable as error:
+        note(f"{error}\n  So its name is not known, and its ID stands for it.")
+        return agent_id, "ID"
+    return record.name if record else None, "name"
 
 
-def _confirm(name: str, given: str) -> None:
+def _confirm(name: str, given: str, *, what: str) -> None:
     from troupe_tasks.commands.output import ask, somebody_is_there
     from troupe_tasks.errors import NotConfirmed
     from troupe_tasks.text import escape
 
     if not given and somebody_is_there():
-        given = ask(f"This deletes everything of the agent. Type its name, {escape(name)}:")
+        given = ask(f"This deletes everything of the agent. Type its {what}, {escape(name)}:")
     if given != name:
         raise NotConfirmed(
-            "nothing was deleted", cause="the name that was given is not the agent's",
+            "nothing was deleted", cause=f"the {what} that was given is not the agent's",
             hint=f'Type it as shown, or pass --yes-i-mean "{name}".',
         )  # fmt: skip

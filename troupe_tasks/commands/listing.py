@@ -51,9 +51,9 @@ def _row(agent: Agent) -> tuple[str, ...]:
             show_mib(agent.sizes.storage_mib),
         )
     kit = f"{agent.kit} {agent.version}".strip() or "-"
-    driver = f"{agent.driver} ({agent.isolation or '?'})"
-    keys, up = agent.key_tier or "-", duration(agent.up_seconds)
-    return (agent.id or "-", line(agent.name, 40), agent.state, kit, cpus, memory, disk, driver, keys, up)
+    driver = f"{agent.driver or '?'} ({agent.isolation or '?'})"
+    name, keys, up = line(agent.name, 40) or "?", agent.key_tier or "-", duration(agent.up_seconds)
+    return (agent.id or "-", name, agent.state, kit, cpus, memory, disk, driver, keys, up)
 
 
 def duration(seconds: int | None) -> str:

@@ -118,6 +118,7 @@ def _each(
 
 
 def _chosen(agents: str, *, everyone: bool) -> tuple[House, list[str]]:
+    from troupe_tasks import record as records
     from troupe_tasks.errors import UsageError
     from troupe_tasks.names import checked_id
     from troupe_tasks.operations import power
@@ -128,7 +129,8 @@ def _chosen(agents: str, *, everyone: bool) -> tuple[House, list[str]]:
     if everyone == bool(agents):
         raise UsageError("name the agents, or pass --all", hint="For example: `troupe COMMAND mr-doyle`.")
     if everyone:
-        return house, [record.id for record in house.records()]
+        # One whose record does not read fails in its turn, and keeps no other from its own.
+        return house, sorted(one.id for found in records.load_all(house.paths) for one in found)
     chosen = [checked_id(word) for word in agents.split(",")]
     for one in chosen:
         power.known(house, one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from troupe_tasks.journal import BEGIN, Decided, Journal, Step
 from troupe_tasks.keystore.store import Keystore
 from troupe_tasks.operations.house import House, gateway_name
 from troupe_tasks.paths import Paths
+from troupe_tasks.record import Record
+from troupe_tasks.sandbox import drivers
 from troupe_tasks.sandbox.protocol import Sandboxes
 
 Done = Mapping[str, Decided]
@@ -41,29 +44,34 @@ def remove_sandbox(job: Job, done: Done) -> Decided:
 
 
 def _remove_sandboxes(house: House, agent_id: str) -> None:
-    for driver in _drivers(house, agent_id):
-        listed = driver.list().sandboxes
-        found = {info.id for info in listed if info.id and records.agent_of(info.id) == agent_id}
-        for sandbox in sorted(found | _maybe_half_made(house, agent_id)):
+    record = _record(house.paths, agent_id)
+    for driver in _drivers(house, agent_id, record):
+        listed = {info.id for info in driver.list().sandboxes if info.id}
+        found = {sandbox for sandbox in listed if records.agent_of(sandbox) == agent_id}
+        for sandbox in sorted(found | _maybe_half_made(agent_id, record, found)):
             driver.remove(sandbox)
 
 
-def _drivers(house: House, agent_id: str) -> Iterable[Sandboxes]:
-    """Return the agent's driver, or every one when its record is gone already or does not read."""
+def _record(paths: Paths, agent_id: str) -> Record | None:
+    """Return the agent's record, or None when it is gone already or does not read."""
     try:
-        record = records.find(house.paths, agent_id)
+        return records.find(paths, agent_id)
     except StateUnreadable:
-        record = None
-    return house.drivers() if record is None else (house.driver(record.driver),)
+        return None
 
 
-def _maybe_half_made(house: House, agent_id: str) -> set[str]:
+def _drivers(house: House, agent_id: str, record: Record | None) -> Iterable[Sandboxes]:
+    """Return the agent's driver, or without a record every one that may have it."""
+    if record is not None:
+        return (house.driver(record.driver),)
+    return tuple(
+        house.driver(name) for name in drivers.NAMES if drivers.may_have(name, house.paths, agent_id)
+    )
+
+
+def _maybe_half_made(agent_id: str, record: Record | None, found: Iterable[str]) -> set[str]:
     """Return the sandboxes that a create or a move may have been making: half made, none is listed."""
-    try:
-        record = records.find(house.paths, agent_id)
-    except StateUnreadable:
-        record = None
-    move = record.move if record else 0
+    move = record.move if record else max(map(records.move_of, found), default=0)
     return {agent_id, records.sandbox_of(agent_id, move), records.sandbox_of(agent_id, move + 1)}
 
 
@@ -104,7 +112,7 @@ STEPS: tuple[Step[Job], ...] = (
 def known(paths: Paths, agent_id: str) -> bool:
     """Tell whether there is anything of an agent for delete to remove: a record, receipts, or their remains."""
     places = (paths.record(agent_id), paths.receipts(agent_id), _leftover(paths, agent_id))
-    return any(place.exists() for place in places)
+    return any(os.path.lexists(place) for place in places)  # a record may be a link that leads nowhere
 
 
 def delete(house: House, agent_id: str, *, told: Callable[[str], None]) -> tuple[str, ...]:
@@ -118,7 +126,7 @@ def delete(house: House, agent_id: str, *, told: Callable[[str], None]) -> tuple
     with locks.agent(paths, agent_id):
         _refuse_links(house, agent_id)
         revoke: tuple[str, ...] = ()
-        if paths.receipts(agent_id).exists() or paths.record(agent_id).exists():
+        if paths.receipts(agent_id).exists() or os.path.lexists(paths.record(agent_id)):
             book = _book(paths, agent_id)
             revoke = _to_revoke(paths, agent_id, book)
             try:
@@ -127,7 +135,7 @@ def delete(house: House, agent_id: str, *, told: Callable[[str], None]) -> tuple
                 _make_room(house, agent_id)
                 _unrecorded(house, agent_id, told=told)
         with locks.machine(paths):
-            if not house.records():  # a create that has begun has its record
+            if not any(records.load_all(house.paths)):  # a create that has begun has its record
                 house.services.shutdown()
         if paths.receipts(agent_id).exists():
             # Of an earlier agent, whose delete was killed here.
@@ -145,7 +153,7 @@ def _refuse_links(house: House, agent_id: str) -> None:
     places = [
         *many, *(entry for folder in many for entry in _entries(folder)),
         paths.agent(agent_id), paths.receipts(agent_id), paths.keys(agent_id), paths.logs(agent_id),
-        paths.egress(agent_id), *map(paths.sandbox, sorted(_maybe_half_made(house, agent_id))),
+        paths.egress(agent_id), *map(paths.sandbox, sorted(_maybe_half_made(agent_id, _record(paths, agent_id), ()))),
     ]  # fmt: skip
     for link in filter(None, map(durable.find_link, places)):
         raise FolderUnusable(

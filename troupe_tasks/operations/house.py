@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -54,9 +53,8 @@ class House:
         """
         if self._told:
             return self._told
-        with suppress(TroupeError):  # a record that does not read is told where its agent is asked about
-            if any(record.driver == "sbx" for record in self.records()):
-                return "sbx"
+        if any(record.driver == "sbx" for record in self.records()):
+            return "sbx"
         return drivers.strongest(self.paths, deadline_s=0.4)
 
     @property
@@ -69,7 +67,10 @@ class House:
         return drivers.open_driver(name or self.chosen, self.paths, isolation=kind)
 
     def drivers(self, agents: Sequence[Record] | None = None) -> tuple[Sandboxes, ...]:
-        """Return every driver that may have a sandbox here; agents are the records, where they were read already."""
+        """Return every driver that may have a sandbox here; agents are the records, where they were read already.
+
+        An agent whose record does not read has one of those that are present.
+        """
         recorded = {record.driver for record in (self.records() if agents is None else agents)}
         return tuple(self.driver(name) for name in drivers.NAMES if name in recorded or drivers.present(name))
 
@@ -84,8 +85,8 @@ class House:
         return Broker(self.paths)
 
     def records(self) -> list[Record]:
-        """Return every agent's record."""
-        return records.load_all(self.paths)
+        """Return every agent's record that reads."""
+        return records.load_all(self.paths)[0]
 
     def listings(self, agents: Sequence[Record] | None = None) -> dict[str, Listing]:
         """Return every sandbox of the machine by its driver, with one call of each runtime.

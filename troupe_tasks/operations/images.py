@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from troupe_tasks import record as records
 from troupe_tasks.errors import TroupeError
 from troupe_tasks.kits import image, pins
 from troupe_tasks.kits.model import Kit
@@ -25,7 +26,10 @@ def remove_unused(house: House, kit: Kit, *, told: Callable[[str], None]) -> boo
                 told(f"what {driver.name} made of the old image is left: {error}")
 
     try:
-        in_use = [pins.pinned(house.paths, one.kit.type, one.kit.version) for one in house.records()]
+        recorded, unreadable = records.load_all(house.paths)
+        if unreadable:  # it may be what the image is for
+            raise unreadable[0].error
+        in_use = [pins.pinned(house.paths, one.kit.type, one.kit.version) for one in recorded]
         return image.remove_unused(kit, house.paths, used_by=in_use, letting_go=let_go)
     except TroupeError as error:
         told(f"the image of {kit.name} {kit.version} is left: {error}")

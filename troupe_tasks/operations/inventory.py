@@ -12,11 +12,13 @@ from troupe_tasks.errors import StateUnreadable, Tampered
 from troupe_tasks.journal import ABANDONED, BEGIN, END, Journal
 from troupe_tasks.operations import room, vault, wiring
 from troupe_tasks.operations.house import House, Unseen, gateway_name
-from troupe_tasks.record import Record, SelfTest, Sizes
+from troupe_tasks.record import Record, SelfTest, Sizes, Unreadable
 from troupe_tasks.sandbox.protocol import LimitReport, Listing, SandboxInfo, State
 from troupe_tasks.services.protocol import Phase, ServiceState
 
-Standing = Literal["running", "starting", "stopped", "failed", "broken", "missing", "unknown", "not ours"]
+Standing = Literal[
+    "running", "starting", "stopped", "failed", "broken", "missing", "unknown", "unreadable", "not ours"
+]
 
 
 class Unfinished(BaseModel):
@@ -29,7 +31,10 @@ class Unfinished(BaseModel):
 
 
 class Agent(BaseModel):
-    """One line of `list`: an agent, or a sandbox that is not troupe's (then kit and sizes may be unknown)."""
+    """One line of `list`: an agent, or a sandbox that is not troupe's (then kit and sizes may be unknown).
+
+    Of an agent whose record does not read all is unknown but its ID and what its driver tells of its sandbox.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -67,12 +72,13 @@ class Full(BaseModel):
 
 def agents(house: House) -> list[Agent]:
     """Return every agent, then every sandbox that is not troupe's."""
-    recorded = house.records()
+    recorded, unreadable = records.load_all(house.paths)
     listings = house.listings(recorded)
     services = house.services.states()
-    known = {record.id for record in recorded}
+    known = {*(record.id for record in recorded), *(one.id for one in unreadable)}
     return [
         *(_agent(house, one, listings[one.driver], services, thorough=False) for one in recorded),
+        *(_unreadable(house, one, listings) for one in unreadable),
         *(
             _stranger(driver, info)
             for driver, listing in listings.items()
@@ -155,18 +161,39 @@ def _agent(
 ) -> Agent:
     info = listing.find(record.sandbox)
     state, why = _standing(record, info, listing, services.get(gateway_name(record.id)))
-    try:
-        # A list reads no receipts of agents at rest: with many agents that would be most of its time.
-        rest = not thorough and _settled(house, record.id)
-        unfinished = None if rest else pending(house, record.id)
-    except (Tampered, StateUnreadable) as error:
-        unfinished, why = None, str(error)
+    unfinished, damage = _unfinished(house, record.id, thorough=thorough)
+    why = damage or why
     if unfinished is not None and state == "stopped":
         why = ""  # what finishes it is shown, and nothing else would be let through
     return Agent(
         id=record.id, name=record.name, state=state, why=why, kit=record.kit.type, version=record.kit.version,
         sizes=record.sizes, driver=record.driver, isolation=record.isolation, key_tier=record.key_tier,
         up_seconds=_up(info) if state == "running" else None, unfinished=unfinished,
+    )  # fmt: skip
+
+
+def _unfinished(house: House, agent_id: str, *, thorough: bool) -> tuple[Unfinished | None, str]:
+    """Return an agent's interrupted operation, or what is wrong with its receipts."""
+    try:
+        # A list reads no receipts of agents at rest: with many agents that would be most of its time.
+        rest = not thorough and _settled(house, agent_id)
+        return None if rest else pending(house, agent_id), ""
+    except (Tampered, StateUnreadable) as error:
+        return None, str(error)
+
+
+def _unreadable(house: House, one: Unreadable, listings: dict[str, Listing]) -> Agent:
+    seen = [
+        (driver, info)
+        for driver, listing in listings.items()
+        for info in listing.sandboxes
+        if info.id is not None and records.agent_of(info.id) == one.id
+    ]
+    driver, info = max(seen, key=lambda pair: records.move_of(pair[1].id or ""), default=("", None))
+    unfinished, _ = _unfinished(house, one.id, thorough=False)
+    return Agent(
+        id=one.id, name="", state="unreadable", why=f"{one.error}. {one.error.hint}", driver=driver,
+        sizes=_sizes(info), isolation=_isolation(info), unfinished=unfinished,
     )  # fmt: skip
 
 
@@ -211,13 +238,20 @@ def _up(info: SandboxInfo | None) -> int | None:
 
 
 def _stranger(driver: str, info: SandboxInfo) -> Agent:
-    sizes = None
-    if info.sizes is not None:
-        sizes = Sizes(
-            cpus=info.sizes.cpus, memory_mib=info.sizes.memory_mib, storage_mib=info.sizes.storage_mib,
-            docker_mib=info.sizes.docker_mib,
-        )  # fmt: skip
     return Agent(
-        id=None, name=info.name, state="not ours", why=info.state.value, sizes=sizes, driver=driver,
-        isolation=info.isolation.value if info.isolation else "",
+        id=None, name=info.name, state="not ours", why=info.state.value, sizes=_sizes(info), driver=driver,
+        isolation=_isolation(info),
+    )  # fmt: skip
+
+
+def _isolation(info: SandboxInfo | None) -> str:
+    return info.isolation.value if info and info.isolation else ""
+
+
+def _sizes(info: SandboxInfo | None) -> Sizes | None:
+    if info is None or info.sizes is None:
+        return None
+    return Sizes(
+        cpus=info.sizes.cpus, memory_mib=info.sizes.memory_mib, storage_mib=info.sizes.storage_mib,
+        docker_mib=info.sizes.docker_mib,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from troupe_tasks.errors import NotReady, TroupeError, UsageError
 from troupe_tasks.paths import Paths
+from troupe_tasks.record import agent_of
 from troupe_tasks.sandbox.protocol import Isolation, Sandboxes
 from troupe_tasks.secret import Secret
 from troupe_tasks.text import line
@@ -68,6 +69,16 @@ def present(name: str) -> bool:
     from troupe_tasks.sandbox.sbx import calls
 
     return name != "sbx" or calls.find() is not None
+
+
+def may_have(name: str, paths: Paths, agent_id: str) -> bool:
+    """Tell whether a driver may have a sandbox of an agent, without asking its runtime, which may be ill or gone."""
+    from troupe_tasks.sandbox.sbx import saved
+
+    kept = saved.place(paths, agent_id).parent  # which is written to before anything is made
+    return name != "sbx" or (
+        kept.is_dir() and any(agent_of(folder.name) == agent_id for folder in kept.iterdir())
+    )
 
 
 def disks(name: str, paths: Paths) -> Path:

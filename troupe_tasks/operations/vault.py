@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -26,6 +26,7 @@ from troupe_tasks.text import line
 
 _RESERVE_MIB = config.RESERVE_GIB * 1024
 _NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[a-z-]{1,20}(-[0-9]{1,3})?")
+_STAMP = "%Y%m%dT%H%M%SZ"
 DEADLINE_S = 6 * 3600.0
 _PROOF = "proof.json"
 # A tenth more than the sandbox says it holds; each archive is capped while it streams, whatever was said.
@@ -54,11 +55,17 @@ class Backup(BaseModel):
 
 
 def new_name(house: House, agent_id: str, why: str) -> str:
-    """Return a name that no backup of the agent has yet; names sort by time."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    taken = {folder.name for folder in _folders(house, agent_id)}
-    names = [f"{stamp}-{why}", *(f"{stamp}-{why}-{number}" for number in range(1, 1000))]
-    return next(name for name in names if name not in taken)
+    """Return a name that sorts after every one that there is, whatever the clock said then: names tell the age."""
+    later = (_second_after(folder.name) for folder in _folders(house, agent_id))
+    at = max([datetime.now(UTC), *filter(None, later)])
+    return f"{at.strftime(_STAMP)}-{why}"
+
+
+def _second_after(name: str) -> datetime | None:
+    try:
+        return datetime.strptime(name.partition("-")[0], _STAMP).replace(tzinfo=UTC) + timedelta(seconds=1)
+    except (ValueError, OverflowError):  # what bears no date is no backup of ours
+        return None
 
 
 def place(house: House, agent_id: str, name: str) -> Path:

@@ -6,6 +6,7 @@ anew for each would be most of the time. Everything else is the protocol's word,
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
@@ -89,6 +90,7 @@ def fork(code: CodeType, words: Sequence[str], env: Mapping[str, str], faults: F
         pid = os.fork()
     if pid == 0:
         _become(code, words, env, faults, (pipes[0][0], pipes[1][1], pipes[2][1]))
+    _own_group(pid)  # here too: whoever kills the group at once must not come before the child has made it
     for ours in (pipes[0][0], pipes[1][1], pipes[2][1]):
         os.close(ours)
     stdin, stdout, stderr = (
@@ -98,6 +100,11 @@ def fork(code: CodeType, words: Sequence[str], env: Mapping[str, str], faults: F
     return Forked(pid, stdin, stdout, stderr)
 
 
+def _own_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+        os.setpgid(pid, 0)
+
+
 def _become(
     code: CodeType, words: Sequence[str], env: Mapping[str, str], faults: Faults, ends: tuple[int, int, int]
 ) -> NoReturn:
@@ -105,7 +112,7 @@ def _become(
     try:
         gc.disable()
         faults.off()
-        os.setsid()
+        _own_group(0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         for number, handle in enumerate(ends):
             os.dup2(handle, number)

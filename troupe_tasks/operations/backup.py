@@ -50,7 +50,7 @@ def plan(job: Job, done: Done) -> Decided:
     held_bytes = moving.held_bytes(job.house, record)
     kit = pins.pinned(job.house.paths, record.kit.type, record.kit.version)
     vault.refuse_without_room(
-        job.house, archive_bytes=vault.parts_bytes(kit, held_bytes), sandbox_bytes=held_bytes
+        job.house, record, archive_bytes=vault.parts_bytes(kit, held_bytes), sandbox_bytes=held_bytes
     )
     return {"name": vault.new_name(job.house, job.id, "backup")}
 
@@ -59,7 +59,7 @@ def look(job: Job, done: Done) -> Decided:
     """Check the room for a sandbox beside the agent's own."""
     _refuse_over_budget(job)
     found = vault.chosen(job.house, job.id, job.backup)
-    vault.refuse_without_room(job.house, archive_bytes=0, sandbox_bytes=found.bytes)
+    vault.refuse_without_room(job.house, job.record(), archive_bytes=0, sandbox_bytes=found.bytes)
     return {}
 
 
@@ -112,7 +112,7 @@ def _put_into_scratch(house: House, record: Record, name: str, *, told: Callable
     driver.start(there.sandbox)
     found = put(
         driver, there.sandbox, folder, disk.load(folder), deadline_s=vault.DEADLINE_S,
-        reserve=lambda: vault.spare_mib(house) << 20,
+        reserve=lambda: vault.spare_mib(house, vault.disks(house, record)) << 20,
     )  # fmt: skip
     vault.prove(house, record.id, name)
     return found.digest

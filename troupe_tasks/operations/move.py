@@ -54,7 +54,10 @@ def look(job: Job, done: Done) -> Decided:
     # What a restore archives is proved in a sandbox of its own beside the new one.
     proved = held_bytes or 0 if job.backup else 0
     vault.refuse_without_room(
-        job.house, archive_bytes=vault.parts_bytes(job.kit, held_bytes or 0), sandbox_bytes=brought + proved
+        job.house,
+        record,
+        archive_bytes=vault.parts_bytes(job.kit, held_bytes or 0),
+        sandbox_bytes=brought + proved,
     )
     if held_bytes is None:
         return {"archive": None, "why": why}
@@ -107,11 +110,12 @@ def restore(job: Job, done: Done) -> Decided:
     """Put the archive into the new sandbox, and compare inside."""
     name = job.backup or str(done["look"]["archive"])
     folder = vault.place(job.house, job.id, name)
-    driver = job.house.driver(job.record().driver)
+    record = job.record()
+    driver = job.house.driver(record.driver)
     driver.start(job.new(done))
     found = put(
         driver, job.new(done), folder, disk.load(folder), deadline_s=vault.DEADLINE_S,
-        reserve=lambda: vault.spare_mib(job.house) << 20,
+        reserve=lambda: vault.spare_mib(job.house, vault.disks(job.house, record)) << 20,
     )  # fmt: skip
     keep(driver, job.new(done), deadline_s=_SYNC_S)  # before a receipt says that it is there
     vault.prove(job.house, job.id, name)

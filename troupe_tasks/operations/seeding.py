@@ -94,7 +94,7 @@ def _look(
 
 def _keep(house: House, there: Record, path: str, target: Path) -> None:
     """Copy an edited file to the host, whole; its name is the kit's, its content is nothing that is read here."""
-    if vault.spare_mib(house) << 20 < _EDIT_CAP_BYTES:
+    if vault.spare_mib(house, target) << 20 < _EDIT_CAP_BYTES:
         raise DiskFull(f"no room left above the reserve to keep the agent's edit of {path}")
     durable.make_private_dir(target.parent)
     with durable.fresh(target) as file:

@@ -15,12 +15,13 @@ from troupe_tasks.archives import disk
 from troupe_tasks.archives.model import Archive
 from troupe_tasks.archives.take import take
 from troupe_tasks.errors import BackupDamaged, NotFound, OverBudget, StateUnreadable, UsageError
-from troupe_tasks.host.disks import free_mib
+from troupe_tasks.host.disks import device, free_mib
 from troupe_tasks.journal import Journal
 from troupe_tasks.kits import pins
 from troupe_tasks.kits.model import Kit
 from troupe_tasks.operations.house import House
 from troupe_tasks.record import Record
+from troupe_tasks.sandbox import drivers
 from troupe_tasks.sizes import parse_mib, show_mib
 from troupe_tasks.text import line
 
@@ -87,7 +88,7 @@ def archive(house: House, record: Record, sandbox: str, name: str, *, told: Call
     kit = pins.pinned(house.paths, record.kit.type, record.kit.version)
     return take(
         house.driver(record.driver), sandbox, folder, cap_bytes=_cap_bytes(record, kit), told=told,
-        reserve=lambda: spare_mib(house) << 20, deadline_s=DEADLINE_S, hermes=kit.commands.backup,
+        reserve=lambda: spare_mib(house, folder) << 20, deadline_s=DEADLINE_S, hermes=kit.commands.backup,
     )  # fmt: skip
 
 
@@ -122,9 +123,14 @@ def _cap_bytes(record: Record, kit: Kit) -> int:
     return parts_bytes(kit, most_bytes(record))
 
 
-def spare_mib(house: House) -> int:
-    """Return what the disk of the backups may still take above the reserve."""
-    free = free_mib(house.paths.state)
+def disks(house: House, record: Record) -> Path:
+    """Return the folder in which the disks of the agent's sandboxes grow."""
+    return drivers.disks(record.driver, house.paths)
+
+
+def spare_mib(house: House, place: Path) -> int:
+    """Return what the disk that holds a place, or will hold it once it is made, may still take above the reserve."""
+    free = free_mib(place)
     return 0 if free is None else max(0, free - reserve_mib(house))
 
 
@@ -135,16 +141,24 @@ def reserve_mib(house: House) -> int:
     return found if isinstance(found, int) else _RESERVE_MIB
 
 
-def refuse_without_room(house: House, *, archive_bytes: int, sandbox_bytes: int) -> None:
-    """Raise OverBudget when the disk can't hold the archive and another sandbox of such content above the reserve."""
-    needed = int((archive_bytes + sandbox_bytes) * _MORE) >> 20
-    spare = spare_mib(house)
+def refuse_without_room(house: House, record: Record, *, archive_bytes: int, sandbox_bytes: int) -> None:
+    """Raise OverBudget when the disks can't hold the archive and another sandbox of such content above the reserve."""
+    backups, sandboxes = house.paths.backups(record.id), disks(house, record)
+    if archive_bytes and device(backups) == device(sandboxes):
+        both = archive_bytes + sandbox_bytes
+        _refuse_without_room(house, sandboxes, "its archive and a second sandbox", both)
+        return
+    _refuse_without_room(house, backups, "its archive", archive_bytes)
+    _refuse_without_room(house, sandboxes, "a second sandbox", sandbox_bytes)
+
+
+def _refuse_without_room(house: House, place: Path, what: str, taken_bytes: int) -> None:
+    needed, spare = int(taken_bytes * _MORE) >> 20, spare_mib(house, place)
     if needed > spare:
-        what = "its archive and a second sandbox" if archive_bytes else "a second sandbox"
         raise OverBudget(
             f"there is no room for {what}", cause=(
-                f"they may take {show_mib(needed)}, and {show_mib(spare)} are free above the reserve of "
-                f"{show_mib(reserve_mib(house))}"
+                f"that may take {show_mib(needed)}, and {show_mib(spare)} are free above the reserve of "
+                f"{show_mib(reserve_mib(house))} on the disk of {place}"
             ), hint="Free some disk, or set a smaller reserve: `troupe config set reserve 10`.",
         )  # fmt: skip
 

@@ -207,6 +207,9 @@ def test_a_restore_run_twice_brings_the_same_back_and_its_undoing_has_to_be_name
     (undoing,) = [one for one in rules.in_archives(stage, bad) if one.endswith("-restore")]
     stage.restore(undoing)
     assert marks(stage.sandboxes.place(stage.record().sandbox)) == bad
+    stage.prune(keep=1)
+    stage.restore()
+    assert marks(stage.sandboxes.place(stage.record().sandbox)) == good
 
 
 def test_a_proof_that_was_cut_leaves_no_sandbox_behind(stage: Stage) -> None:

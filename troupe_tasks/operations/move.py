@@ -188,18 +188,11 @@ def to_restore(house: House, agent_id: str, name: str) -> str:
     if begun is not None and goes_on and name in ("", begun.inputs["backup"]):
         return str(begun.inputs["backup"])
     records.load(house.paths, agent_id)
-    found = name or _newest(house, agent_id)
-    found = vault.chosen(house, agent_id, found).name
+    usual = vault.to_come_back_to(house, agent_id) if not name else None
+    found = (usual or vault.chosen(house, agent_id, name)).name
     folder = vault.place(house, agent_id, found)
     disk.rehash(folder, disk.load(folder))
     return found
-
-
-def _newest(house: House, agent_id: str) -> str:
-    """Return the name of the backup to come back to, or nothing where there is none."""
-    known = [one for one in vault.listed(house, agent_id) if "-restore" not in one.name]
-    proved = [one for one in known if one.proved]
-    return (proved or known)[-1].name if known else ""
 
 
 def _job(

@@ -191,8 +191,17 @@ def newest_proved(house: House, agent_id: str) -> Backup | None:
     return next((found for found in reversed(listed(house, agent_id)) if found.proved), None)
 
 
+def to_come_back_to(house: House, agent_id: str) -> Backup | None:
+    """Return the newest backup that was proved, else the newest, but for what a restore replaced: that was no good."""
+    known = [found for found in listed(house, agent_id) if "-restore" not in found.name]
+    best = [found for found in known if found.proved] or known
+    return best[-1] if best else None
+
+
 def prune(house: House, agent_id: str, *, keep: int) -> list[str]:
-    """Remove all but the newest backups and return the names of those that are gone; the last proved one stays.
+    """Remove all but the newest backups and return the names of those that are gone.
+
+    The last proved one stays, and the one that a restore would bring back.
 
     What a backup that was cut left behind goes as well. Raises Locked, Unfinished: one that is being written, or
     brought back, is in use.
@@ -205,8 +214,8 @@ def prune(house: House, agent_id: str, *, keep: int) -> list[str]:
 
 def _pruned(house: House, agent_id: str, keep: int) -> list[str]:
     known = [found.name for found in listed(house, agent_id)]
-    proved = newest_proved(house, agent_id)
-    stay = {*known[-keep:], *([proved.name] if proved else [])}
+    always = filter(None, (newest_proved(house, agent_id), to_come_back_to(house, agent_id)))
+    stay = {*known[-keep:], *(found.name for found in always)}
     gone = [folder.name for folder in _folders(house, agent_id) if folder.name not in stay]
     for name in gone:
         disk.discard(place(house, agent_id, name))  # what makes it a backup goes first

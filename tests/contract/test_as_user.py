@@ -54,7 +54,8 @@ def test_the_suite_holds_for_an_ordinary_user(image: Path, runsc: Path | None) -
             *("setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups", "--"),
             *(interpreter, "-B", "-m", "pytest"),
             *("-p", "no:cacheprovider", "-q", "tests/contract/test_sandbox.py", "tests/contract/test_walls.py"),
-            *("-k", "not killed_at_any_moment"),  # which asks the same of both users' files
+            # What these ask is the same of both users' files.
+            *("-k", "not killed_at_any_moment and not of_its_own_damaged", "-m", "not chaos"),
         ]  # fmt: skip
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=500)
     print(shlex.join(command), done.stdout[-6000:], done.stderr[-2000:], sep="\n")

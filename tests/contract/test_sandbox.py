@@ -125,7 +125,7 @@ def ask_everything(house: House, sandbox_id: str) -> None:
             ask()
 
 
-@pytest.mark.parametrize("damage", ["", '{"a": 1}'])
+@pytest.mark.parametrize("damage", [pytest.param("", marks=pytest.mark.chaos), '{"a": 1}'])
 def test_with_whatever_file_of_its_own_damaged_one_can_be_stopped_started_and_removed(
     house: House, fresh: Fresh, damage: str
 ) -> None:

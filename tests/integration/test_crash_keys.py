@@ -53,7 +53,7 @@ def keyed_house(house: House) -> Iterator[House]:
         yield house
 
 
-@pytest.mark.parametrize("operation", ["secret-set", "secret-remove"])
+@pytest.mark.parametrize("operation", ["secret-set", pytest.param("secret-remove", marks=pytest.mark.chaos)])
 @pytest.mark.timeout(300)
 def test_a_key_killed_at_every_point_in_turn_is_finished(keyed_house: House, operation: str) -> None:
     prepare(keyed_house, operation)

@@ -321,6 +321,7 @@ def new_version(kit: Path, version: str) -> None:
     (kit / "services.json").write_text(json.dumps(services), encoding="utf-8")
 
 
+@pytest.mark.chaos
 def test_an_upgrade_asks_for_a_key_that_it_requires_and_lets_go_of_it_on_its_way_back(
     agent: House, there: Provider, kit: Path
 ) -> None:

@@ -74,6 +74,7 @@ def test_agents_are_pinned_to_the_kit_that_they_were_created_from(
     assert not house.traces("too-late")
 
 
+@pytest.mark.chaos
 def test_an_agent_is_upgraded_to_what_the_registry_has_of_its_major(
     swept: House, versions: dict[str, Kit], tmp_path: Path
 ) -> None:

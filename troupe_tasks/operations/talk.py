@@ -49,15 +49,16 @@ def converse(house: House, agent_id: str) -> int:
     return driver.attach(sandbox, kit.commands.chat)
 
 
-def _refuse_in_between(house: House, agent_id: str) -> str:
-    """Raise Unfinished while its sandbox is being archived, or was: what is said now would come along nowhere.
-
-    Return what would have it run: the end of what is unfinished, which keeps a start out, or a start.
-    """
-    book = Journal(house.paths, agent_id)
+def _refuse_in_between(book: Journal) -> None:
+    """Raise Unfinished while its sandbox is being archived, or was: what is said now would come along nowhere."""
     opened = book.unfinished()
     if opened is not None and "plan" in opened.done and "go-on" not in opened.done:
         book.refuse_unfinished()
+
+
+def _way_up(book: Journal, agent_id: str) -> str:
+    """Return what would have it run: the end of what is unfinished, which keeps a start out, or a start."""
+    opened = book.unfinished()
     if opened is not None and not opened.only_looked:
         return f"It has an unfinished {opened.operation}; finish it: `{opened.finish}`."
     return f"`troupe start {agent_id}` starts it."
@@ -65,9 +66,10 @@ def _refuse_in_between(house: House, agent_id: str) -> str:
 
 def _running(house: House, agent_id: str) -> tuple[Sandboxes, str, Kit]:
     record = records.load(house.paths, agent_id)
-    hint = _refuse_in_between(house, agent_id)
+    book = Journal(house.paths, agent_id)
+    _refuse_in_between(book)
     driver = house.driver(record.driver)
     info = driver.list().find(record.sandbox)
     if info is None or info.state is not State.RUNNING:
-        raise NotRunning(f"{agent_id} is not running", hint=hint)
+        raise NotRunning(f"{agent_id} is not running", hint=_way_up(book, agent_id))
     return driver, record.sandbox, pins.pinned(house.paths, record.kit.type, record.kit.version)

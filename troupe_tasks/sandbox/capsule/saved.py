@@ -213,10 +213,8 @@ def used_mib(paths: Paths, saved: Saved) -> int:
     target = disk(paths, saved)
     if target.is_file():
         return -(-target.stat().st_blocks * 512 >> 20)
-    total, waiting = (
-        0,
-        [str(target)],
-    )  # a walk that calls itself ends where an agent nests folders a thousand deep
+    # A walk that calls itself ends where an agent nests folders a thousand deep.
+    total, waiting = 0, [str(target)]
     while waiting:
         with suppress(OSError), os.scandir(waiting.pop()) as found:  # removed while we looked, or closed
             for entry in found:
